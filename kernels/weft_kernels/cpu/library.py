@@ -123,10 +123,6 @@ class Library:
         """Make a pool of `threads` threads, the caller's included (default: as many as may work at a time)."""
         return ThreadPool(self.native, cpu_quota() if threads is None else threads)
 
-    def layer_counter(self) -> LayerCounter:
-        """Make a counter for the `layers_done` of steps."""
-        return LayerCounter(self.native)
-
     def packed_bytes(self, kind: int, n_out: int, n_in: int, pad_in: int = 32) -> int:
         """The bytes of a packed matrix [n_out, n_in]. Raises CallRefused for a kind or a size that is not supported."""
         return _checked("weft_packed_bytes", self.native.weft_packed_bytes(kind, n_out, n_in, pad_in))

@@ -30,9 +30,7 @@ class Projection(NamedTuple):
 
 TRANSPOSED_ROWS = 16  # at a time: with more, numpy reads each cache line of the matrix more than once
 
-Adapter = Sequence[
-    Sequence[Sequence[Projection]]
-]  # [layer][site]: the projections of a site, in the order of its slices
+Adapter = Sequence[Sequence[Sequence[Projection]]]  # [layer][site]: projections in the order of the site's slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,9 +28,7 @@ SHARE = 2048
 SHIFTED = 128  # shifts of a program
 BINS = 1024
 PER_NAT = 32  # 1,024 bins hold exponents to -32, as far as masses of 47 bits go; what is beyond is in the last one
-LISTED = (
-    8192  # tokens of a bin that are listed; where there are more (a flat row, a high temperature) all V are searched
-)
+LISTED = 8192  # tokens of a bin that are listed; of more (a flat row, a high temperature) all V are searched
 BIN_TOKENS = 1024  # of a bin's tokens at once: commonly all of them, and they stay in registers
 
 _PER_NAT = tl.constexpr(float(PER_NAT))

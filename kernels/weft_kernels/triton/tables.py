@@ -63,9 +63,7 @@ class SlotEntry:
 
     ends: torch.Tensor  # int32 [L, sites, HEAD]: where each slice's ranks end in the site's stack; rows of A
     scales: torch.Tensor  # fp32 [L, sites, HEAD]
-    row_offsets: (
-        torch.Tensor
-    )  # int32 [L, 2, projections * max_rank], of rows of A, of rows of B^T: units from the arena's begin
+    row_offsets: torch.Tensor  # int32 [L, 2, projections * max_rank], of A, of B^T: units from the arena's begin
 
 
 def empty_entry(layout: Layout) -> SlotEntry:

@@ -113,11 +113,12 @@ struct PlainKv {
   AttentionTile<Kind>& t;
   const int rows, head_dim;
   const bool tiles = kTiles<Kind> && head_dim % 32 == 0;
+  const ptrdiff_t step = ptrdiff_t(head_dim) * (Kind::kPairBytes / 16);  // of a pair of positions' values
 
   void begin() {}
   // Pages lie anywhere: no hardware foresees the next block.
   void ahead(const char* const* of_groups, int n_groups) const {
-    for (int g = 0; g < n_groups; g++) fetch_lines(of_groups[g], 8 * head_dim * (Kind::kPairBytes / 16));
+    for (int g = 0; g < n_groups; g++) fetch_lines(of_groups[g], 8 * step);
   }
   void shrink(int, F) {}
   void end() {}
@@ -134,21 +135,19 @@ struct PlainKv {
   }
 
   void values(const Block& b) {
-    const ptrdiff_t step = ptrdiff_t(head_dim) * (Kind::kPairBytes / 16), second_at = step / 2;
 #if WEFT_LEVEL == 4
     if constexpr (kTiles<Kind>)
       if (tiles) return tile_values(t.weights[0], kBlock, b.v, b.groups, step, head_dim / 16, t.out[0], kMostHeadDim);
 #endif
     for (int g = 0; g < b.groups; g++)
       dot_all<typename Kind::W, kValuePairs>(
-          t.weights[0] + 16 * g, kBlock, rows, [&](int c) { return b.v[g] + 64 * c; }, head_dim / 16, step, second_at,
+          t.weights[0] + 16 * g, kBlock, rows, [&](int c) { return b.v[g] + 64 * c; }, head_dim / 16, step, step / 2,
           kValuePairs, t.out[0], kMostHeadDim, true);
   }
 
   // The same of one token's rows, of which few weights are not 0: what these are multiplied with is all that is read, and
   // others would add 0.
   void few_values(const Block& b) {
-    const ptrdiff_t step = ptrdiff_t(head_dim) * (Kind::kPairBytes / 16);
     for (int g = 0; g < b.groups; g++)
       for (int m = 0; m < rows; m++) {
         const typename Kind::X* weights = t.weights[m] + 16 * g;
@@ -159,7 +158,6 @@ struct PlainKv {
   }
 
   void fetch_values(const Block& b, int position) const {
-    const ptrdiff_t step = ptrdiff_t(head_dim) * (Kind::kPairBytes / 16);
     fetch_lines(b.v[position / 16] + position % 16 / 2 * step, step);
   }
 };

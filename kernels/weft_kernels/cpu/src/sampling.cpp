@@ -27,32 +27,22 @@ struct Peak {
   int32_t widest;  // largest magnitude, as bits: above kInfinite when there is a NaN
 };
 
+// The bits of a number as another of its size.
+template <class To, class From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "of one size");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
 // A float as an integer in the same order; both zeros are one.
 inline int32_t key_of(float x) {
-  x += 0.0f;
-  int32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
+  const int32_t bits = bits_as<int32_t>(x + 0.0f);
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
-inline float value_of(int32_t key) {
-  const int32_t bits = key ^ ((key >> 31) & 0x7fffffff);
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-inline uint64_t bits_of(double x) {
-  uint64_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-inline double double_of(uint64_t bits) {
-  double x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
+inline float value_of(int32_t key) { return bits_as<float>(key ^ ((key >> 31) & 0x7fffffff)); }
 
 // ---- the passes over a row, compiled once for each width of vectors
 
@@ -81,7 +71,7 @@ WEFT_INLINE Peak scan_row(const float* x, int32_t vocab, int32_t* block) {
 WEFT_INLINE int64_t weigh_row(const float* x, int32_t vocab, double peak, double inverse, int32_t bits, int64_t* mass) {
   constexpr double kLog2e = 0x1.71547652b82fep+0, kHigh = 0x1.62e42feep-1, kLow = 0x1.a39ef35793c76p-33;
   constexpr double kRound = 0x1.8p+52, kInteger = 0x1p+52;  // adding one rounds to an integer, held in the low bits
-  const uint64_t exponent = static_cast<uint64_t>(1023 + bits), integer = bits_of(kInteger);
+  const uint64_t exponent = static_cast<uint64_t>(1023 + bits), integer = bits_as<uint64_t>(kInteger);
   uint64_t total = 0;
   for (int32_t i = 0; i < vocab; ++i) {
     const double y = (static_cast<double>(x[i]) - peak) * inverse;
@@ -102,8 +92,8 @@ WEFT_INLINE int64_t weigh_row(const float* x, int32_t vocab, double peak, double
     p = p * r + 0.5;
     p = p * r + 1.0;
     p = p * r + 1.0;
-    const double power = double_of((bits_of(t) + exponent) << 52);  // 2^(k + bits)
-    const uint64_t units = (bits_of(p * power + kInteger) - integer) & counts;
+    const double power = bits_as<double>((bits_as<uint64_t>(t) + exponent) << 52);  // 2^(k + bits)
+    const uint64_t units = (bits_as<uint64_t>(p * power + kInteger) - integer) & counts;
     mass[i] = static_cast<int64_t>(units);
     total += units;
   }
@@ -423,7 +413,8 @@ void write_logprobs(const Row& row, int32_t n_top, const Passes& passes, const S
   const double peak = static_cast<double>(value_of(row.peak));
   const int32_t bits = mass_bits(row.vocab);
   const int64_t total = passes.weigh(row.x, row.vocab, peak, 1.0, bits, space.mass);
-  const double spread = std::log(static_cast<double>(total) * double_of(static_cast<uint64_t>(1023 - bits) << 52));
+  const double spread =
+      std::log(static_cast<double>(total) * bits_as<double>(static_cast<uint64_t>(1023 - bits) << 52));
   const auto logprob = [&](int32_t token) { return static_cast<float>((row.x[token] - peak) - spread); };
   out->logprob = logprob(out->token);
   out->n_top = n_top > 0 ? likeliest_n(row, n_top, space, out->top_token) : 0;

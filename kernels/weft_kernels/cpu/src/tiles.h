@@ -260,10 +260,7 @@ static inline void keep_groups(float* to, ptrdiff_t stride, int count) {
 static inline void tile_scores(const uint16_t* q, ptrdiff_t q_stride, const char* const* k, int groups, int blocks,
                                float* s, ptrdiff_t s_stride) {
   written();
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  begin_sums(s, s, 0, false);
   for (int b = 0; b < blocks; b++) {
     const ptrdiff_t at = b * kTileBytes;
     _tile_loadd(4, q + 32 * b, q_stride * 2);

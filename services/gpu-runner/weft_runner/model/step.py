@@ -54,9 +54,7 @@ class StepArrays:
     rows: Ints  # [R, 4]: start, end, position, where its pages begin in `pages`
     pages: Ints  # [sum of the rows' pages]
     segments: Ints  # [S, 3]: start, end, slot
-    sampled: (
-        Ints  # [S]: tokens whose logits are wanted, of each row the scored ones and the one behind which it samples
-    )
+    sampled: Ints  # [S]: tokens whose logits are wanted: of each row the scored ones, and its last where it samples
     taken: Ints  # [T] or []: which token of the step before each is, -1: none
 
 

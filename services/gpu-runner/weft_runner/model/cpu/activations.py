@@ -40,11 +40,8 @@ class DiskActivations:
         self._passing: list[MicroBatch] = []
         self._pieces: list[Piece] = []
         self._entering: Floats | None = None
-        self._wanted, self._leaving, self._loaded = (
-            np.empty(0, np.int32),
-            np.empty((0, 0), np.float32),
-            np.empty((0, 0), np.float32),
-        )
+        self._wanted, self._leaving = np.empty(0, np.int32), np.empty((0, 0), np.float32)
+        self._loaded = self._leaving
 
     @property
     def figures(self) -> TierFigures:

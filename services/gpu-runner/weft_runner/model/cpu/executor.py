@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from weft.domain.model.packed import kv_token_bytes
 from weft_kernels.cpu.errors import CallRefused
-from weft_kernels.cpu.library import Library
+from weft_kernels.cpu.library import LayerCounter, Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.sampling import Sampler
 from weft_kernels.cpu.structs import ATTENTION_BLOCK, FP32, INT4, KINDS, LOST, ModelStruct, RanksStruct, StepStruct
@@ -94,7 +94,7 @@ class CpuExecutor:
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = MappedMemory(0)
         self._hidden, self._logits = _rows(0, spec.hidden_size), _rows(0, spec.vocab_size)
-        self.layer_counter = library.layer_counter()  # for threads that read KV while a step runs
+        self.layer_counter = LayerCounter(library.native)  # for threads that read KV while a step runs
         self._native, self._prepared = StepStruct(layers_done=self.layer_counter.address), None
 
     def _score_memory(self, model: ModelStruct, threads: int, tokens: int) -> MappedMemory:

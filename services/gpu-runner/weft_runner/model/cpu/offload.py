@@ -288,9 +288,8 @@ class OffloadExecutor(CpuExecutor):
         packer = RowPacker(self._library, self._pool, KINDS[dtype])
         budget = self._budget
         layout = PackedLayout(packer, self._part, budget.base, dtype, checkpoint.embedding.dtype)
-        with packed_file(
-            budget.path, layout, packer, disk_bytes=budget.disk_bytes, stopping=self._stopping
-        ) as self._file:
+        packed = packed_file(budget.path, layout, packer, disk_bytes=budget.disk_bytes, stopping=self._stopping)
+        with packed as self._file:
             return PackedWeights(self._file, checkpoint, dtype, page_tokens, self._part)
 
     def _kv_bytes(self, pages: int) -> int:
@@ -373,13 +372,9 @@ class _NativeWeights:
             for group, stay in zip(self._regions, residency.resident, strict=True)
         ]
         self._memory, self._ring = MappedMemory(residency.resident_bytes), MappedMemory(residency.ring_bytes)
-        self._heads = [
-            Matrix(n_in=one.n_in, n_out=one.n_out, kind=model.layer[0].qkv.kind) for one in packed.layout.head
-        ]
-        file, streamed = (
-            packed.open(),
-            [[Extent(one.offset, one.n_bytes) for one in group] for group in coming if group],
-        )
+        kind, file = model.layer[0].qkv.kind, packed.open()
+        self._heads = [Matrix(n_in=one.n_in, n_out=one.n_out, kind=kind) for one in packed.layout.head]
+        streamed = [[Extent(one.offset, one.n_bytes) for one in group] for group in coming if group]
         try:
             self._read_resident(file, residency)
         except DiskUnusable:

@@ -14,7 +14,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import ExecutorLost, OutOfMemory
 from weft_runner.memory_estimate import MemoryLimit
@@ -198,12 +197,9 @@ def unsupported_reason(part: Partition, dtype: str, page_tokens: int, max_rank: 
         return f"pages of {page_tokens} tokens: computed are {', '.join(map(str, PAGE_TOKENS))}"
     if spec.head_dim not in HEAD_DIMS:
         return f"head_dim {spec.head_dim}: computed are {', '.join(map(str, HEAD_DIMS))}"
-    if odd := [f"{name} {size}" for name, size in _sizes(spec).items() if size % 16]:
+    sizes = {"hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size}
+    if odd := [f"{name} {size}" for name, size in sizes.items() if size % 16]:
         return f"{', '.join(odd)}: computed are multiples of 16"
     if odd := sorted({w for site in layout_of(part, max_rank).sites for w in site.widths if w % 16}):
         return f"this device's outputs of a projection are {', '.join(map(str, odd))}: computed are multiples of 16"
     return unsupported_in_pages(part, page_tokens, max_rank)
-
-
-def _sizes(spec: ModelSpec) -> dict[str, int]:
-    return {"hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size}

@@ -16,8 +16,7 @@ from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.pooling import row_width, with_hidden
 from weft_runner.model.reference.adapters import TorchAdapterStore
-from weft_runner.model.reference.ops import ReferenceOps
-from weft_runner.model.reference.step import StepMaker
+from weft_runner.model.reference.ops import ReferenceOps, StepMaker
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, sample
 from weft_runner.model.step import StepInput
