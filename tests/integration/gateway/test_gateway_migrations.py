@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from harness.gateway_peers import FakeRunner, runner_server
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received
+from weft.domain.request import SessionHello
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
+from weft_gateway.core import OpenSession
+from weft_gateway.shell import RunnerSession
 
 from .conftest import ANSWER, World, opened, serving, soon, until
 
@@ -105,6 +109,22 @@ async def test_a_session_without_requests_is_closed_and_opened_again(parts: Worl
             await world.client().completions.create(model="tiny", prompt="hello")
             assert len(world.runner.outboxes) == sessions
             await until(lambda: not len(world.gateway.machine.sessions))
+
+
+@pytest.mark.parametrize("by_the_runner", [True, False])
+async def test_the_end_of_a_session_is_told_once_unless_the_gateway_ended_it(*, by_the_runner: bool) -> None:
+    told = list[Connected | Received | Closed]()
+    async with runner_server(FakeRunner("runner-1")) as runner:
+        peer = Peer(Kind.RUNNER, "runner-1/runner-1-1")
+        opened_session = OpenSession(peer, runner.address, SessionHello("gateway-1", runner.id.incarnation))
+        session = RunnerSession(opened_session, told.append, told.append, None)
+        await until(lambda: told == [Connected(peer)])
+        if by_the_runner:
+            runner.outboxes[-1].close()
+        else:
+            session.close()
+        await soon(session.closed())
+    assert told == [Connected(peer), *([Closed(peer, "closed by the runner")] if by_the_runner else [])]
 
 
 # ---------------------------------------------------------------- the scheduler goes and comes back
