@@ -78,6 +78,15 @@ async def test_a_runner_that_dies_is_reported_at_once_and_another_continues(worl
     assert world.outcome().migrations == 1
 
 
+async def test_a_new_incarnation_ends_the_session_to_the_old_one(world: World, other: FakeRunner) -> None:
+    running = Running(world)
+    await running.begin()
+    other.id = common_pb2.RunnerId(uuid="runner-1", incarnation="runner-1-2")
+    world.scheduler.assign(running.request_id, other)
+    await until(lambda: world.runner.closed == 1)
+    await running.ends_well_on(other)
+
+
 async def test_a_client_is_woken_whatever_fails_at_its_requests_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +192,36 @@ async def test_a_client_that_goes_away_is_stopped_everywhere(world: World, strea
     outcome = world.outcome()
     assert (outcome.finish, outcome.censored) == (common_pb2.FINISH_REASON_CANCELLED, True)
     assert outcome.completion_tokens == (len(world.tokens("ab")) if started else 0)
+
+
+async def test_a_runner_that_speaks_for_anothers_epoch_loses_its_own_requests_alone(
+    world: World, other: FakeRunner
+) -> None:
+    running = Running(world)
+    start = await running.begin()
+    other.autopilot = False
+    posted = asyncio.create_task(world.client().completions.create(model="tiny", prompt="hello"))
+    submit = await world.scheduler.next("submit")
+    world.scheduler.assign(submit.request_id, other)
+    await other.next("start")
+    other.step(start, 2, [5])
+    failed = await world.scheduler.next("failed")
+    assert (failed.request_id, "another runner has" in failed.detail) == (submit.request_id, True)
+    world.scheduler.assign(submit.request_id, world.runner)
+    for one, done in ((start, 2), (await world.runner.next("start"), 0)):
+        world.runner.step(one, done, running.tokens[done:], common_pb2.FINISH_REASON_EOS)
+    assert await soon(running._task) == ANSWER
+    assert (await soon(posted)).choices[0].text == ANSWER
+
+
+async def test_an_answer_ends_while_the_scheduler_is_away_and_its_outcome_waits(world: World) -> None:
+    running = Running(world)
+    start = await running.begin()
+    world.gateway.manager.scheduler.close()
+    await until(lambda: not world.gateway.manager.scheduler.up)
+    world.runner.step(start, 2, running.tokens[2:], common_pb2.FINISH_REASON_EOS)
+    assert await soon(running._task) == ANSWER
+    assert [*world.gateway.machine.outcomes] == [running.request_id]
 
 
 @pytest.mark.parametrize("fields", [{"finish": 77}, {"doublings": 2**32 - 1}], ids=str)

@@ -232,6 +232,15 @@ async def test_the_first_requests_wait_for_the_route_table(parts: World, tmp_pat
         await world.settled()
 
 
+async def test_a_request_that_is_held_when_the_process_stops_is_refused_at_once(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.routes = scheduler_pb2.Routes()
+    async with serving(parts, parts.settings(tmp_path), ready=False) as world, world.http() as http:
+        asked = asyncio.create_task(http.post("/v1/completions", json=TEXT))
+        await until(lambda: world.gateway.machine.admission.arriving)
+        await soon(world.gateway.manager.drain(600.0))
+        refused(await soon(asked), 503, "shutting_down")
+
+
 async def test_a_pool_whose_tokenizer_cannot_be_had_disturbs_no_other(parts: World, tmp_path: Path) -> None:
     routes = parts.routes()
     routes.pools.add(name="team/broken", base_digest="sha256:" + "0" * 64, base_model_name="broken")
