@@ -157,24 +157,21 @@ def test_a_line_given_back_again_and_again_waits_longer_each_time() -> None:
     assert world.machine.counters == LineCounters(given=10, retried=0, released=9, lost=0)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_line_that_may_succeed_later_is_tried_three_times(status: int) -> None:
+@pytest.mark.parametrize(("status", "pauses_s"), [(429, (2, 4)), (500, (2, 4)), (503, (2, 4)), (404, ())])
+def test_a_line_that_may_succeed_later_is_tried_three_times_and_a_refused_one_once(
+    status: int, pauses_s: tuple[int, ...]
+) -> None:
     world = World.with_gateway()
     world.batch(total=1)
-    for pause_s in (2, 4):
+    for pause_s in pauses_s:
         assert world.answer("b1", 1, status) == []
         assert world.machine.next_deadline() == world.now + pause_s
         world.now += pause_s
         assert given_lines(world.do(TICK)) == [("b1", 1)]
     assert world.answer("b1", 1, status) == [StoreResult(result("b1", 1, status))]
     world.do(LinesStored([("b1", 1)]))
-    assert world.machine.counters == LineCounters(given=3, retried=2, released=0, lost=0)
-
-
-def test_a_refused_line_fails_at_once() -> None:
-    world = World.with_gateway()
-    world.batch(total=1)
-    assert world.answer("b1", 1, 404) == [StoreResult(result("b1", 1, 404))]
+    tries = len(pauses_s)
+    assert world.machine.counters == LineCounters(given=tries + 1, retried=tries, released=0, lost=0)
 
 
 def test_a_line_that_ends_every_gateway_fails() -> None:
