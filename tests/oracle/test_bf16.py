@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 
 from harness.quickstart import BASE, QUICKSTART, TASK_OF, tasks, tokenizer
 from harness.random_models import FAMILIES, OracleModel, Rows, native_executor, random_model
-from weft_kernels.cpu import NativeUnavailable
 
 PAGES, PAGE_TOKENS = 1024, 16
 # Measured, and half as much again: CPUs of other numerics classes sum in other orders.
@@ -97,10 +96,7 @@ def oracle_logits(model: OracleModel, texts: list[Text]) -> torch.Tensor:
 
 def executor_logits(model: OracleModel, texts: list[Text]) -> list[torch.Tensor]:
     """Feed one token of every text a step, so that every position has its logits told."""
-    try:
-        executor = native_executor(model, PAGES, PAGE_TOKENS, dtype="bf16")
-    except NativeUnavailable as error:
-        pytest.skip(f"the native library cannot be built here: {error.reason}")
+    executor = native_executor(model, PAGES, PAGE_TOKENS, dtype="bf16")
     rows = Rows(model, executor, PAGES, PAGE_TOKENS)
     keys = [f"s{i}" for i in range(len(texts))]
     for key, text in zip(keys, texts, strict=True):

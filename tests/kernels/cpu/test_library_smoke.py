@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from harness.int4 import rounded_to_int4
+from harness.native_library import native_library
 from harness.native_tensors import aligned, matmul, pack
-from weft_kernels.cpu import BF16, FP32, INT4, INT8, LEVELS, CallRefused, Library, NativeUnavailable, load
+from weft_kernels.cpu import BF16, FP32, INT4, INT8, LEVELS, CallRefused, Library, load
 from weft_kernels.int4 import GROUP, quantised
 
 # Building takes half a minute of a machine with two cores, once: later runs find the library in the cache.
@@ -16,10 +17,7 @@ from weft_kernels.int4 import GROUP, quantised
 
 @pytest.fixture(scope="module")
 def best() -> Library:
-    try:
-        return load()
-    except NativeUnavailable as error:
-        pytest.skip(f"no CPU kernels here: {error.reason}")
+    return native_library()
 
 
 @pytest.fixture(params=LEVELS)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.native_library import native_library
 from weft.domain.request import Sampling
-from weft_kernels.cpu import LEVELS, CallRefused, Library, NativeUnavailable, load, sampling
+from weft_kernels.cpu import LEVELS, CallRefused, Library, sampling
 from weft_runner.core import SampledToken, logit_adjustments, token_mask
 from weft_runner.model import NativeSampler, SamplingArgs, sample
 
@@ -19,10 +20,7 @@ NUMBERS = list(LEVELS)
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    try:
-        return load()
-    except NativeUnavailable as error:
-        pytest.skip(f"no native library: {error.reason}")
+    return native_library()
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, write_model
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu import BF16, FP32, Library, NativeUnavailable, load, memory
+from weft_kernels.cpu import BF16, FP32, memory
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model import BFLOAT16, FLOAT16, FLOAT32, Array, Partition, adapter_pairs, map_tensors, read_spec
 from weft_runner.model.arrays import native
@@ -24,12 +25,7 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 RANKS = dict.fromkeys(MODULES, 8)
 
 
-@cache
-def library() -> Library:
-    try:
-        return load()
-    except NativeUnavailable as unavailable:
-        pytest.skip(f"the native library cannot be built here: {unavailable.reason}")
+library = cache(native_library)
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,12 @@ import psutil
 import pytest
 import torch
 
+from harness.native_library import native_library
 from harness.ranks import settings_of
 from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.model.packed import packed_bytes
 from weft.domain.model.tensors import model_tensors
+from weft_kernels.cpu import KINDS as NATIVE
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.memory_estimate import (
@@ -85,13 +87,7 @@ def test_biases_and_head_norms_are_counted(kind):
 
 
 def test_native_packing_takes_as_many_bytes_as_are_counted():
-    from weft_kernels.cpu import KINDS as NATIVE
-    from weft_kernels.cpu import NativeUnavailable, load
-
-    try:
-        library = load()
-    except NativeUnavailable as error:
-        pytest.skip(f"the native library cannot be built here: {error.reason}")
+    library = native_library()
     for kind, number in NATIVE.items():
         for n_out, n_in in ((16, 32), (17, 33), (96, 48), (1, 1), (203, 100)):
             scales = -(-n_out // 16) * 16 * 4 if kind == "int8" else 0
