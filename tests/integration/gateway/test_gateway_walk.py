@@ -15,13 +15,14 @@ from .conftest import World
 
 ROOTS = tuple(str(Path(str(package.__file__)).parent) for package in (weft_gateway, weft))
 TESTS = str(Path(__file__).parents[2])
+ASIDE = ("serve_stream", "_tick")  # peers that tests play, and what falls due meanwhile: on a busy machine, more
 MAX_FILE_CHANGES = 100  # until a chat's first token is on its way to the client: it may only become smaller
 CHAT = {"model": "acme/upper", "messages": [{"role": "user", "content": "hello"}], "stream": True}
 
 
 @pytest.fixture
 async def chat_walk(world: World) -> list[Call]:
-    """Calls of a streamed chat up to the chunk of its first token, without those of the peers that tests play.
+    """Calls of a streamed chat up to the chunk of its first token, without those of peers and timers.
 
     A coroutine that goes on is no call. What comes behind the chunk is about the next one.
     """
@@ -32,7 +33,7 @@ async def chat_walk(world: World) -> list[Call]:
             return
         seen[id(frame)] = frame
         above = [one.f_code for one in callers(frame)]
-        if not any(code.co_filename.startswith(TESTS) or "serve_stream" in code.co_qualname for code in above):
+        if not any(code.co_filename.startswith(TESTS) or code.co_name in ASIDE for code in above):
             calls.append(Call(frame.f_code, caller.f_code, 0))
 
     async def first_token() -> Start:

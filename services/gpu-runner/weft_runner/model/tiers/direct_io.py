@@ -47,22 +47,22 @@ class DirectFile:
 
     def read(self, address: int, n_bytes: int, offset: int) -> None:
         """Read all of it. Raises DiskUnusable: the disk failed, or the file ends before."""
-        self._move(os.preadv, "read", address, n_bytes, offset)
+        self._transfer(os.preadv, "read", address, n_bytes, offset)
 
     def write(self, address: int, n_bytes: int, offset: int) -> None:
         """Write all of it. Raises DiskUnusable."""
-        self._move(os.pwritev, "written", address, n_bytes, offset)
+        self._transfer(os.pwritev, "written", address, n_bytes, offset)
 
     def close(self) -> None:
         os.close(self.fd)
 
-    def _move(self, call: Callable[..., int], moved: str, address: int, n_bytes: int, offset: int) -> None:
+    def _transfer(self, call: Callable[..., int], participle: str, address: int, n_bytes: int, offset: int) -> None:
         done = 0
         while done < n_bytes:
             try:
                 got = call(self.fd, [(ctypes.c_char * (n_bytes - done)).from_address(address + done)], offset + done)
             except OSError as error:
-                raise DiskUnusable(f"{self.path} cannot be {moved} at byte {offset + done}: {error}") from error
+                raise DiskUnusable(f"{self.path} cannot be {participle} at byte {offset + done}: {error}") from error
             if got == 0:
                 raise DiskUnusable(f"{self.path} ends at byte {offset + done}: it was cut short")
             done += got
