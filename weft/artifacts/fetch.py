@@ -271,8 +271,9 @@ class _Depot:
             with _network():
                 connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
-            self._check_status(response, path)
-            yield response
+            with contextlib.closing(response):  # it has the socket where the server closes the connection
+                self._check_status(response, path)
+                yield response
         finally:
             connection.close()
 

@@ -64,6 +64,11 @@ class PortSource:
             self._reserved.popleft().close()
         return True
 
+    def close(self) -> None:
+        """Give up what is reserved."""
+        while self._reserved:
+            self._reserved.popleft().close()
+
 
 def require_free(host: str, port: int, flag: str) -> None:
     """Check that an address can be listened on. Raises PortInUse."""

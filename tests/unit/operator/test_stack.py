@@ -28,4 +28,5 @@ async def test_a_stack_is_described_again_only_when_something_has_changed(tmp_pa
         described.clear()
         stack._on_process("gateway", ProcessState())
     task.cancel()
+    ports.close()
     assert to_describe == [False, False]

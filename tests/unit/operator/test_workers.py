@@ -26,7 +26,7 @@ def with_version(obj: Any, version: object) -> Any:
 
 @pytest.fixture
 def controller() -> Controller:
-    """It does not run."""
+    """Make a controller that does not run."""
     return Controller(FakeBackend(ObjectStore(lambda: 1e9)), FakeDepot(), FakeRegistry(), desired=DesiredState())
 
 

@@ -186,7 +186,7 @@ def test_a_drain_ends_every_sequence_and_then_names_it_to_each_session():
     runner = ready_runner()
     runner.handle(Received(session(1), start_of("r", 1, (1, 1), 9)), 0.0)
     (step,) = [effect for effect in runner.handle(StepSlot(), 0.0) if isinstance(effect, RunStep)]
-    runner.handle(StepDone(step, {"r": SampledToken(5)}, {}, 1.0), 0.0)
+    runner.handle(StepDone(step, StepResults({"r": SampledToken(5)}, {}), 1.0), 0.0)
     effects = runner.handle(Drain(on=True), 0.0)
     ended, draining = [e.message for e in effects if isinstance(e, Send) and e.peer == session(1)]
     assert (ended.request_id, ended.reason, ended.emitted_tokens) == ("r", EndReason.DRAINED, 1)
