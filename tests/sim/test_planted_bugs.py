@@ -67,7 +67,7 @@ def leaked_page(patch: pytest.MonkeyPatch) -> None:
         return held
 
     patch.setattr(PageTable, "release", patched)
-    patch.setattr("weft_runner.core.request_pool.check_page_table", lambda _: None)
+    patch.setattr("weft_runner.core.request_pool.check_page_table", lambda *_: None)
 
 
 def starved_request(patch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from weft_runner.core import (
     Retain,
     Unload,
     check_adapters,
+    check_page_table,
 )
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
@@ -152,6 +153,7 @@ class Harness:
             self.joined.extend(mine)
             self.served.update(number for _, number in mine)
         check_adapters(self.book)
+        check_page_table(self.book.slots.pages, [page for a in self.book.adapters.values() for page in a.pages])
         extra = self.host ^ set(self.book.host.held)
         assert extra <= {order.digest for order in self.loading} & self.host, "the books say what is in host memory"
         for order in self.loading:

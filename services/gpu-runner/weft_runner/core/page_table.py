@@ -11,7 +11,7 @@ it owns, and less where another one, older or newer, has come to read what it wr
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from weft_runner.core.prefix.cache import PrefixCache, check_prefixes
@@ -232,16 +232,13 @@ class PageTable:
         return [*self._free, *self.prefixes, *self._holders]
 
 
-def check_page_table(table: PageTable) -> None:
-    """Check that no page is there twice, that references and charges balance, and that reserved >= used.
-
-    `AdapterSlots.check`: free + reusable + held by sequences + held by adapters = total.
-    """
+def check_page_table(table: PageTable, adapter_pages: Iterable[int] = ()) -> None:
+    """Check: free + reusable + held = total, no page twice, references and charges balance, reserved >= used."""
     check_prefixes(table.prefixes)
     allocations, holders = table._allocations, table._holders  # pyright: ignore[reportPrivateUsage]
-    pages = table.everything()
-    assert len(set(pages)) == len(pages), "a page is held twice"
-    assert not pages or 0 <= min(pages) <= max(pages) < table.total_pages, "a page that is not there"
+    pages = [*table.everything(), *adapter_pages]
+    assert len(set(pages)) == len(pages) == table.total_pages, "a page is lost or held twice"
+    assert not pages or (min(pages), max(pages)) == (0, table.total_pages - 1), "a page that is not there"
     held: dict[str, list[int]] = {key: [] for key in allocations}
     for page, keys in holders.items():
         for key in keys:

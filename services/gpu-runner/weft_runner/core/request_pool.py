@@ -555,7 +555,7 @@ def _candidate(sequence: Sequence) -> Candidate:
 
 def check_pool(pool: RequestPool) -> None:
     """Every book balances and agrees with the sequences. Cheap enough for an idle loop."""
-    check_page_table(pool.pages)
+    check_page_table(pool.pages, [page for a in pool.adapters.adapters.values() for page in a.pages])
     check_adapters(pool.adapters)
     check_swap(pool.swap)
     check_host_prefixes(pool.host_prefixes)

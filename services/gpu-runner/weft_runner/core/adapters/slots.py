@@ -136,14 +136,10 @@ class AdapterSlots:
         self.mark_changed(adapter)
 
     def check(self) -> None:
-        """Check that a slot has one adapter with exactly its pages, no other holds any, and counts are true."""
+        """Check that a slot has one adapter with exactly its pages, and that counts are true."""
         taken = self.by_slot
         assert len(taken) <= self.slots, taken
         assert all(0 <= slot < self.slots and adapter.slot == slot for slot, adapter in taken.items())
-        held, others = [page for adapter in taken.values() for page in adapter.pages], self.pages.everything()
-        assert len({*others, *held}) == len(others) + len(held) == self.pages.total_pages, (
-            "a page is lost or held twice"
-        )
         for adapter in taken.values():
             assert len(adapter.pages) == self.pages_needed(adapter) <= self.max_pages, adapter
             assert not (adapter.state is LoadState.DRAINING and adapter.protected and adapter.running), adapter
