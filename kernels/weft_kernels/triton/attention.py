@@ -24,7 +24,6 @@ constants, not on what else is in the step. Sums and maxima are fp32; fp32 input
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Self
 
 import numpy as np
@@ -34,7 +33,7 @@ import triton
 import triton.language as tl
 
 from weft_kernels.triton.dot import dot
-from weft_kernels.triton.prepared import Launch, PreparedKernel, next_power_of_2
+from weft_kernels.triton.prepared import Launch, next_power_of_2, prepared
 
 LONG_KEYS = 2048  # for one program of a decode step: beyond them its context is shared by more
 _LONG_KEYS = tl.constexpr(LONG_KEYS)
@@ -92,20 +91,13 @@ def prepare_decode(
     assert n * heads * splits <= scratch.log_sum.numel(), (n, heads, splits, scratch.log_sum.shape)
     assert n * heads * splits * dim <= scratch.partial.numel(), (n, heads, splits, dim, scratch.partial.shape)
     assert n * kv_heads <= scratch.arrived.numel(), (n, kv_heads, scratch.arrived.shape)
-    kernel = _decode_of(layers, kv_heads, heads // kv_heads, page_tokens, dim, window, splits, kv.dtype)
+    kernel = prepared(
+        _decode_kernel, LAYERS=layers, KV_HEADS=kv_heads, GROUP=heads // kv_heads, P=page_tokens, D=dim, WINDOW=window,
+        SPLITS_UP=next_power_of_2(splits), **decode_config(heads // kv_heads, dim, kv.dtype.itemsize),
+    )  # fmt: skip
     return kernel.bound(
         (splits, kv_heads, n), scratch.partial, scratch.log_sum, scratch.arrived, kv, rows, pages, picked,
         scale * _LOG2_E, usual or splits,
-    )  # fmt: skip
-
-
-@cache
-def _decode_of(
-    layers: int, kv_heads: int, group: int, page_tokens: int, dim: int, window: int, splits: int, dtype: torch.dtype
-) -> PreparedKernel:
-    return PreparedKernel(
-        _decode_kernel, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
-        SPLITS_UP=next_power_of_2(splits), **decode_config(group, dim, dtype.itemsize),
     )  # fmt: skip
 
 
@@ -129,18 +121,12 @@ def prepare_prefill(
     """
     _check(out, q, kv, rows, pages, tiles)
     (n, _), (_, heads, dim), (_, layers, _, kv_heads, page_tokens, _) = tiles.shape, q.shape, kv.shape
-    kernel = _prefill_of(layers, kv_heads, heads // kv_heads, page_tokens, dim, window, block_m, kv.dtype)
-    return kernel.bound((kv_heads, n, 1), kv, rows, pages, tiles, scale * _LOG2_E)
-
-
-@cache
-def _prefill_of(
-    layers: int, kv_heads: int, group: int, page_tokens: int, dim: int, window: int, tokens: int, dtype: torch.dtype
-) -> PreparedKernel:
-    return PreparedKernel(
+    group = heads // kv_heads
+    kernel = prepared(
         _prefill_kernel, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
-        TOKENS=tokens, **prefill_config(tokens * group, dim, dtype.itemsize),
+        TOKENS=block_m, **prefill_config(block_m * group, dim, kv.dtype.itemsize),
     )  # fmt: skip
+    return kernel.bound((kv_heads, n, 1), kv, rows, pages, tiles, scale * _LOG2_E)
 
 
 def prefill_tiles(

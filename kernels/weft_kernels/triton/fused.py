@@ -9,7 +9,6 @@ chunk has; one of 0 tokens does nothing, so that a captured graph can have more 
 """
 
 import math
-from functools import cache
 
 import torch
 import triton
@@ -26,7 +25,7 @@ from weft_kernels.triton.lora import (
     row_columns,
     slice_of,
 )
-from weft_kernels.triton.prepared import Launch, PreparedKernel, cdiv, next_power_of_2, prepared
+from weft_kernels.triton.prepared import Launch, cdiv, next_power_of_2, prepared
 
 BLOCK_M = (16, 32, 64, 128)
 
@@ -90,23 +89,15 @@ def prepare_rope_write(
     assert q.dtype == kv.dtype == qkv.dtype
     assert all(map(torch.Tensor.is_contiguous, (q, kv, qkv, chunked.table, rows, cos_sin)))
     parts, share, *strides = expand_sizes(pending)
-    kernel, groups = _rope_write_of(heads, kv_heads, layers, page_tokens, dim, chunked.block_m, parts, share)
-    return kernel.bound((groups, len(chunked), 1), kv, rows, pages, row_of, chunked.table, cos_sin, eps, *strides)
-
-
-@cache
-def _rope_write_of(
-    heads: int, kv_heads: int, layers: int, page_tokens: int, dim: int, block_m: int, parts: int, share: int
-) -> tuple[PreparedKernel, int]:
-    """Make the kernel, and the number of its groups of heads."""
-    warps = _tile_warps(block_m * dim)
+    block_m, warps = chunked.block_m, _tile_warps(chunked.block_m * dim)
     together = math.gcd(heads, kv_heads, max(1, 2 * row_columns(warps) // dim))  # two halves, of one slice
-    kernel = PreparedKernel(
+    kernel = prepared(
         _rope_write, PARTS=parts, SHARE=share, BLOCK_R=BLOCK_R, PAIR_R=_pair_ranks(block_m), HEADS=heads,
         KV_HEADS=kv_heads, LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=block_m, ROW_HEADS=together,
         num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
-    return kernel, -(-(heads + 2 * kv_heads) // min(together, TURNS))
+    groups = cdiv(heads + 2 * kv_heads, min(together, TURNS))
+    return kernel.bound((groups, len(chunked), 1), kv, rows, pages, row_of, chunked.table, cos_sin, eps, *strides)
 
 
 def prepare_silu_mul(
@@ -121,21 +112,14 @@ def prepare_silu_mul(
     assert block_m in BLOCK_M, block_m
     assert all(map(torch.Tensor.is_contiguous, (out, gate_up, chunks)))
     parts, share, *strides = expand_sizes(pending)
-    kernel, groups = _silu_mul_of(inner, block_m, parts, share)
-    return kernel.bound((groups, len(chunked), 1), chunks, *strides)
-
-
-@cache
-def _silu_mul_of(inner: int, block_m: int, parts: int, share: int) -> tuple[PreparedKernel, int]:
-    """Make the kernel, and the number of its groups of columns."""
     block_i = 128 if block_m <= 32 else 64  # prefill's tiles of 128 rows must stay in registers
     warps = _tile_warps(2 * block_m * block_i)
     row_i = min(row_columns(warps), max(16, next_power_of_2(inner)))
-    kernel = PreparedKernel(
+    kernel = prepared(
         _silu_mul, PARTS=parts, SHARE=share, BLOCK_R=BLOCK_R, PAIR_R=_pair_ranks(block_m), I=inner, BLOCK_I=block_i,
         BLOCK_M=block_m, ROW_I=row_i, num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
-    return kernel, -(-inner // min(row_i, TURNS * block_i))
+    return kernel.bound((cdiv(inner, min(row_i, TURNS * block_i)), len(chunked), 1), chunks, *strides)
 
 
 def _row_warps(block: int) -> int:

@@ -17,7 +17,7 @@ a site alone, where a chunk has no adapter, and where a captured launch has more
 
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 import triton
@@ -25,7 +25,7 @@ import triton.language as tl
 
 from weft_kernels.triton.chunks import TURNS
 from weft_kernels.triton.dot import dot
-from weft_kernels.triton.prepared import Argument, Arguments, Launch, PreparedKernel, cdiv, next_power_of_2
+from weft_kernels.triton.prepared import Argument, Arguments, Launch, cdiv, next_power_of_2, prepared
 from weft_kernels.triton.tables import A_ROWS, SLICES, UNIT, SiteTables
 
 BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
@@ -150,19 +150,14 @@ def prepare_shrink(partials: PartialSums, x: torch.Tensor, tables: SiteTables, c
     assert x.stride(-1) == 1, x.stride()
     assert stride >= tables.most_ranks, (stride, tables.most_ranks)
     rows = len(chunked) if partials.share > 1 else chunked.chunks
-    kernel = _shrink_of(n_in, slices, parts, partials.share, chunked.block_m)
-    return kernel.bound((parts, slices, rows), chunked.table, x.stride(0), tokens, stride)
-
-
-@cache
-def _shrink_of(n_in: int, slices: int, parts: int, share: int, block_m: int) -> PreparedKernel:
-    length = cdiv(n_in, parts)
+    length, block_m = cdiv(n_in, parts), chunked.block_m
     block_k = min(PART_STEP, max(16, next_power_of_2(length)))
-    return PreparedKernel(
+    kernel = prepared(
         _shrink, N_IN=n_in, SLICES=slices, LENGTH=cdiv(length, block_k) * block_k, BLOCK_M=block_m, BLOCK_K=block_k,
-        TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, SHARE=share, num_warps=_warps(block_m), num_stages=3,
+        TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, SHARE=partials.share, num_warps=_warps(block_m), num_stages=3,
         enable_fp_fusion=True,
     )  # fmt: skip
+    return kernel.bound((parts, slices, rows), chunked.table, x.stride(0), tokens, stride)
 
 
 def prepare_expand(y: torch.Tensor, partials: PartialSums, tables: SiteTables, chunked: ChunkTable) -> Launch:
@@ -174,23 +169,17 @@ def prepare_expand(y: torch.Tensor, partials: PartialSums, tables: SiteTables, c
     assert y.shape[-1] == sum(widths), (y.shape, widths)
     assert y.stride(-1) == 1, y.stride()
     parts, share, *strides = expand_sizes(DeferredExpand(partials, tables))
-    kernel, programs = _expand_of(widths, parts, share, chunked.block_m)
-    return kernel.bound((programs, len(chunked), 1), chunked.table, y.stride(0), *strides)
-
-
-@cache
-def _expand_of(widths: tuple[int, ...], parts: int, share: int, block_m: int) -> tuple[PreparedKernel, int]:
-    """Make the kernel, and the number of its programs of a row of the chunk table."""
     assert not any(width % 16 for width in widths), widths
-    w0, w1, w2 = (*widths, 0, 0)[:SLICES]
+    (w0, w1, w2), block_m = (*widths, 0, 0)[:SLICES], chunked.block_m
     warps, widest = _warps(block_m), max(16, next_power_of_2(max(widths)))
     row_n = min(row_columns(warps), widest)
-    kernel = PreparedKernel(
+    kernel = prepared(
         _expand, W0=w0, W1=w1, W2=w2, PARTS=parts, SHARE=share, BLOCK_M=block_m,
         BLOCK_N=min(256 if block_m <= 32 else 128, widest), ROW_N=row_n, BLOCK_R=BLOCK_R, num_warps=warps, num_stages=2,
         enable_fp_fusion=True,
     )  # fmt: skip
-    return kernel, sum(cdiv(width, row_n) for width in widths)
+    programs = sum(cdiv(width, row_n) for width in widths)
+    return kernel.bound((programs, len(chunked), 1), chunked.table, y.stride(0), *strides)
 
 
 def row_columns(warps: int) -> int:

@@ -16,8 +16,6 @@ A row of logits is split over programs, SHARE tokens each. V tokens, B rows; flo
 inside a row.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -53,19 +51,11 @@ def argmax(logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> N
     n_rows, vocab = _sizes(logits)
     shares = cdiv(vocab, SHARE)
     best = torch.empty((n_rows, shares), dtype=torch.int64, device=logits.device)
-    of_shares, of_rows = _likeliest_of(vocab)
+    common = {"ID_BITS": vocab.bit_length(), "enable_fp_fusion": False}
+    of_shares = prepared(_likeliest_of_shares, V=vocab, SHARE=SHARE, num_warps=4, **common)
     of_shares((shares, n_rows, 1), best, logits, logits.stride(0))
+    of_rows = prepared(_likeliest, SHARES=shares, BLOCK=next_power_of_2(shares), num_warps=1, **common)
     of_rows((n_rows, 1, 1), tokens, peaks, best)
-
-
-@cache
-def _likeliest_of(vocab: int) -> tuple[PreparedKernel, PreparedKernel]:
-    """Make the kernels of a row's shares, and of a row."""
-    bits, shares, exact = vocab.bit_length(), cdiv(vocab, SHARE), {"enable_fp_fusion": False}
-    return (
-        PreparedKernel(_likeliest_of_shares, V=vocab, ID_BITS=bits, SHARE=SHARE, num_warps=4, **exact),
-        PreparedKernel(_likeliest, SHARES=shares, ID_BITS=bits, BLOCK=next_power_of_2(shares), num_warps=1, **exact),
-    )
 
 
 def shift(
