@@ -164,6 +164,8 @@ async def test_an_idle_stream_gets_comment_pings(world: World, monkeypatch: pyte
     async with world.http() as http:
         posted = asyncio.create_task(opened(http, {"model": "tiny", "prompt": "hello", "stream": True}))
         start = await world.runner.next("start")
+        await asyncio.sleep(0.15)
+        assert not posted.done(), "no status before a runner has begun"
         world.runner.step(start, 0, world.tokens("a"))
         response = await soon(posted)
         lines = response.aiter_lines()
