@@ -40,16 +40,7 @@ def extras(*names: str) -> tuple[str, ...]:
 def lock(path: str, *what: str) -> None:
     how = ("--python-version", oldest_python(), "--universal", "--generate-hashes", "--no-emit-index-url", "--quiet")
     own = (word for name in OWN for word in ("--no-emit-package", name))
-    command = (
-        Path(sys.executable).with_name("uv"),
-        "pip",
-        "compile",
-        *what,
-        *how,
-        *own,
-        "--output-file",
-        path,
-    )
+    command = (Path(sys.executable).with_name("uv"), "pip", "compile", *what, *how, *own, "--output-file", path)
     subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 (our own words)
 
 

@@ -47,10 +47,7 @@ SLOW = {"WEFT_CPU_LEVEL": "portable"}
 ADVANCED = {"maxSequences": SEQUENCES, "maxBatchTokens": 24, "reservation": "paged"}
 # Long prompts come in small chunks, and none is found in the prefix cache: there are more of them than its pages hold.
 # As many streams as fit take more pages than there are: nothing is reserved, and the latest are swapped out.
-POOL = {
-    "replicas": RUNNERS,
-    "advanced": ADVANCED | {"kvPages": 320},
-}
+POOL = {"replicas": RUNNERS, "advanced": ADVANCED | {"kvPages": 320}}
 SPLIT_POOL = POOL | {"phases": {"mode": "Split"}, "advanced": ADVANCED | {"kvPages": 1024}}
 DECODE_TOKENS, LONG_TOKENS, COLD_TOKENS = 400, 24, 24
 SPLIT_DECODE_TOKENS = 800  # apart from prompts 400 had come, four times of five, before a long prompt was handed over
@@ -313,10 +310,7 @@ def _ask(rng: random.Random, number: int, chars: int, max_tokens: int) -> Ask:
 async def sqlite_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
     """Start a stack as `stage` does, with the supervisor's file on a small disk."""
     manifests = _manifests(folder / "manifests", cold, POOL)
-    with (
-        small_disk_of_sqlite(folder / "data"),
-        Stack(manifests, folder / "data", environment=SLOW) as stack,
-    ):
+    with small_disk_of_sqlite(folder / "data"), Stack(manifests, folder / "data", environment=SLOW) as stack:
         async with _on(stack, folder, seed, cold) as made:
             await made.record()
             yield made

@@ -217,10 +217,7 @@ def _costs(engine: EngineCosts, single: LiveRun, runs: Sequence[LiveRun], counte
             (Kind.RUNNER, "Start"): start + engine.prefill_s + extra_start,
             (Kind.RUNNER, "StepDone"): engine.step_s + extra_step,
         },
-        per_item={
-            (Kind.GATEWAY, "Step"): token,
-            (Kind.RUNNER, "StepDone"): engine.row_s + extra_row,
-        },
+        per_item={(Kind.GATEWAY, "Step"): token, (Kind.RUNNER, "StepDone"): engine.row_s + extra_row},
         wake={
             Kind.GATEWAY: gateway_wake,
             Kind.SCHEDULER: scheduler_wake,

@@ -29,11 +29,7 @@ from weft_sim.performance.roofline import Efficiency, Roofline
 FILES = "llmservingsim_vllm_*.csv.gz"
 NAME = re.compile(r"llmservingsim_vllm_(?P<device>[a-z0-9]+)_(?P<model>[a-z0-9_]+?)(?:_tp(?P<ranks>\d+))?\.csv")
 DEVICES = {"rtx4090": ("RTX-4090", 256), "rtxpro6000": ("RTX-PRO-6000", 128)}  # and its max_num_seqs
-MODELS = {
-    "llama31_8b": "meta-llama/Llama-3.1-8B",
-    "qwen3_32b": "Qwen/Qwen3-32B",
-    "qwen3_30b_a3b": "Qwen/Qwen3-30B-A3B",
-}
+MODELS = {"llama31_8b": "meta-llama/Llama-3.1-8B", "qwen3_32b": "Qwen/Qwen3-32B", "qwen3_30b_a3b": "Qwen/Qwen3-30B-A3B"}
 RECORDED_KV = {("rtx4090", "llama31_8b"): 41_408.0}
 REPLICAS = {"qwen3_30b_a3b": 2}  # data parallel, requests in turn
 COLUMNS: Sequence[str] = (

@@ -58,11 +58,7 @@ class Following:
                 await self._watch(version)
 
     async def until(
-        self,
-        names: Collection[str],
-        holds: Holds,
-        timeout_s: float,
-        on_progress: Progress = lambda _: None,
+        self, names: Collection[str], holds: Holds, timeout_s: float, on_progress: Progress = lambda _: None
     ) -> float:
         """When (`time.perf_counter`) all of them were there and it held for each at once. Raises NotInTime."""
         return await self._wait(names, lambda obj: obj is not None and holds(obj), timeout_s, on_progress)
@@ -72,11 +68,7 @@ class Following:
         return await self._wait([name], lambda obj: obj is None, timeout_s, lambda _: None)
 
     async def _wait(
-        self,
-        names: Collection[str],
-        holds: Callable[[Object | None], bool],
-        timeout_s: float,
-        on_progress: Progress,
+        self, names: Collection[str], holds: Callable[[Object | None], bool], timeout_s: float, on_progress: Progress
     ) -> float:
         waiter = _Waiter(set(names), holds, asyncio.get_running_loop().create_future(), on_progress)
         entry = frozenset(names), waiter

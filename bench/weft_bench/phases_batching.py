@@ -23,16 +23,7 @@ from weft_bench.fidelity_costs import Model
 from weft_bench.fidelity_engine import measure
 from weft_bench.fidelity_live import Live
 from weft_bench.lines import Line, Origin
-from weft_bench.phases import (
-    ADAPTERS,
-    CHAT_ANSWER,
-    QUICK_REQUESTS,
-    SHAPE,
-    STREAMS,
-    live_model,
-    mixed,
-    poisson,
-)
+from weft_bench.phases import ADAPTERS, CHAT_ANSWER, QUICK_REQUESTS, SHAPE, STREAMS, live_model, mixed, poisson
 from weft_bench.s3_live import CALIBRATION
 from weft_kernels.cpu.threads import cpu_quota
 from weft_sim.report import Served, quantile

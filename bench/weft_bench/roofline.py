@@ -119,8 +119,7 @@ def adapter_work(shape: Shape, ranks: list[int], row_ranks: list[int], tokens: i
     `tokens`: of each row.
     """
     return Work(
-        sum(lora_bytes(shape, rank) for rank in ranks),
-        sum(lora_flops(shape, rank, tokens) for rank in row_ranks),
+        sum(lora_bytes(shape, rank) for rank in ranks), sum(lora_flops(shape, rank, tokens) for rank in row_ranks)
     )
 
 

@@ -209,8 +209,7 @@ def serve(
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI API, on 127.0.0.1.")] = 8080,
     offload: Annotated[
-        Path | None,
-        typer.Option(help="A folder on a fast disk: weights that memory has no room for are read from it."),
+        Path | None, typer.Option(help="A folder on a fast disk: weights that memory has no room for are read from it.")
     ] = None,
     print_only: Annotated[
         bool, typer.Option("--print", help="Print the manifests, as `weft up -f` and a cluster take them, and end.")
@@ -381,8 +380,7 @@ def push(
         str | None, typer.Option(help="A name for this content: requests pin it as MODEL@VERSION.", show_default=False)
     ] = None,
     if_digest: Annotated[
-        str | None,
-        typer.Option(help="Publish only if the adapter has this content now; `none`: if it does not exist."),
+        str | None, typer.Option(help="Publish only if the adapter has this content now; `none`: if it does not exist.")
     ] = None,
     keep: Annotated[
         int | None,
@@ -523,8 +521,7 @@ def predictor(context: typer.Context) -> int:
 @app.command(rich_help_panel="Tools")
 def sim(
     trace: Annotated[
-        Path | None,
-        typer.Argument(help="A trace file: .csv or .jsonl, .gz too.", show_default=False),
+        Path | None, typer.Argument(help="A trace file: .csv or .jsonl, .gz too.", show_default=False)
     ] = None,
     pool: Annotated[Path | None, typer.Option(help="A pool's description (TOML).", show_default=False)] = None,
     changes: Annotated[

@@ -31,8 +31,7 @@ def capacity(
         Path | None, typer.Option("--output", "-o", help="Write the ServingPool there, instead of printing it.")
     ] = None,
     full: Annotated[
-        bool,
-        typer.Option("--full", help="Show the smallest design of every combination, also of those ruled out."),
+        bool, typer.Option("--full", help="Show the smallest design of every combination, also of those ruled out.")
     ] = False,
     picture: Annotated[Path | None, typer.Option(help="Write an SVG of the designs.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the requests; the answer is confirmed with the next.")] = 0,

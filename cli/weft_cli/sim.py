@@ -33,11 +33,7 @@ def run(
         raise BadInput(str(error), "weft sim --help") from error
     drawn = Timeline() if timeline is not None else None
     result = simulate.simulate(
-        described,
-        [replace(arrival, at_s=arrival.at_s / speed) for arrival in arrivals],
-        seed,
-        timeline=drawn,
-        tbt=True,
+        described, [replace(arrival, at_s=arrival.at_s / speed) for arrival in arrivals], seed, timeline=drawn, tbt=True
     )
     for line in report.lines(result.figures):
         say(line)

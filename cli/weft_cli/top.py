@@ -99,10 +99,7 @@ def runner_of(book: RunnerBook) -> RunnerNow:
         max_sequences=spec.max_sequences,
         sequences=tuple(
             SequenceNow(
-                (one.request_id, one.epoch.term, one.epoch.counter),
-                one.adapter,
-                tokens,
-                one.priority is Priority.BATCH,
+                (one.request_id, one.epoch.term, one.epoch.counter), one.adapter, tokens, one.priority is Priority.BATCH
             )
             for one, tokens in zip(book.sequences.values(), progress, strict=False)
         ),

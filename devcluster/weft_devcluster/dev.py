@@ -101,12 +101,7 @@ def _start() -> None:
     with _log().open("wb") as log:
         command = [sys.executable, "-m", "weft_devcluster", "serve", str(writing)]
         subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[writing],
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[writing], start_new_session=True
         )
     os.close(writing)
     with os.fdopen(reading, "rb", buffering=0) as said:

@@ -499,12 +499,7 @@ class RunnerShell(BaseShell):
         return tokens
 
     def _step_done(
-        self,
-        process: Process,
-        generation: int,
-        step: rn.RunStep,
-        tokens: dict[str, SampledToken],
-        scheduled_at: float,
+        self, process: Process, generation: int, step: rn.RunStep, tokens: dict[str, SampledToken], scheduled_at: float
     ) -> None:
         now, batch = self._world.clock.now, step.batch
         began = max(scheduled_at, self._ended_at)

@@ -71,9 +71,7 @@ def offloaded(stack: Stack) -> list[str]:
     return next((lines[i + 1 :] for i, line in enumerate(lines) if line.startswith("OFFLOADED")), [])
 
 
-async def test_one_request_streams_what_the_whole_model_answers_and_top_shows_its_disk_and_time(
-    stack: Stack,
-) -> None:
+async def test_one_request_streams_what_the_whole_model_answers_and_top_shows_its_disk_and_time(stack: Stack) -> None:
     async def served() -> bool:
         return bool(await streamed(stack, WHOLE)) and bool(await streamed(stack, STREAMED))
 

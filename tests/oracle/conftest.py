@@ -15,16 +15,7 @@ from harness.native_library import native_library
 from harness.random_models import OracleModel, Verdict, write_adapters, write_base
 from harness.rank_forks import rank_forks
 from harness.ranks import base_of, settings_of, staged
-from harness.small_runner import (  # noqa: F401 (fixtures)
-    World,
-    depot,
-    drive,
-    make_driver,
-    new_world,
-    one_thread,
-    small_config,
-    world,
-)
+from harness.small_runner import World, depot, drive, make_driver, new_world, one_thread, small_config, world  # noqa: F401 (fixtures)
 from weft_runner.core import BatchLimits
 from weft_runner.executors import make_executor
 from weft_runner.parallel import worker_group

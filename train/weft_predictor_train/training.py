@@ -33,12 +33,7 @@ from weft_predictor_train.datasets import AnsweredPrompt, Columns, read
 from weft_predictor_train.evaluation import Report, evaluate
 
 # Layers, heads, channels and hidden channels of a network from scratch; its parameters with 8,192 tokens.
-SIZES = {
-    "1.5M": (2, 2, 128, 512),
-    "5.4M": (4, 4, 256, 1_024),
-    "14M": (6, 6, 384, 1_536),
-    "49M": (6, 12, 768, 3_072),
-}
+SIZES = {"1.5M": (2, 2, 128, 512), "5.4M": (4, 4, 256, 1_024), "14M": (6, 6, 384, 1_536), "49M": (6, 12, 768, 3_072)}
 MIN_ROWS = 50
 FOLDS = 5
 BACKFITS = 2  # rounds of: ridge without the offsets, offsets without the ridge

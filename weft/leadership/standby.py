@@ -52,11 +52,7 @@ class Turn:
 
 @contextlib.asynccontextmanager
 async def turn_of(
-    settings: StandbySettings,
-    identity: Callable[[], str],
-    stop: asyncio.Event,
-    probes: Probes | None,
-    leader: Gauge,
+    settings: StandbySettings, identity: Callable[[], str], stop: asyncio.Event, probes: Probes | None, leader: Gauge
 ) -> AsyncGenerator[Turn | None]:
     """Wait until this process acts; None when `stop` came first. `stop` is set when the turn is lost.
 

@@ -45,12 +45,7 @@ class Resolver:
     """The owner of the requests under way. `mark` is called with objects that have to be planned again."""
 
     def __init__(
-        self,
-        depot: Depot,
-        state: State,
-        *,
-        clock: Callable[[], float],
-        mark: Callable[[Iterable[Ref]], None],
+        self, depot: Depot, state: State, *, clock: Callable[[], float], mark: Callable[[Iterable[Ref]], None]
     ) -> None:
         self._depot, self._state = depot, state
         self._clock, self._mark = clock, mark

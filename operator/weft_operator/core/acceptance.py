@@ -21,13 +21,7 @@ from itertools import islice
 from weft.artifacts.depot_api import BaseRef, CredentialsRef, ResolveRequest
 from weft.domain.routes import AdapterStatus, PoolStatus
 from weft_operator.core.artifacts import Resolution, VerifiedArtifact, from_status, served_content
-from weft_operator.core.canary import (
-    CanaryView,
-    as_adapter,
-    canary_view,
-    promoted_content,
-    resolution_of_canary,
-)
+from weft_operator.core.canary import CanaryView, as_adapter, canary_view, promoted_content, resolution_of_canary
 from weft_operator.core.chat_templates import TemplateView, template_from_status, template_view
 from weft_operator.core.children import RUNNER_KINDS, child_names, is_adoptable
 from weft_operator.core.resources import Adapter, Pool, Ref, holds

@@ -1,11 +1,7 @@
 """Changes of the state after an action has been carried out. Shared by every shell and by the tests."""
 
 from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus
-from weft_operator.core.acceptance import (
-    canary_from_status,
-    resolution_from_status,
-    supplied_template_from_status,
-)
+from weft_operator.core.acceptance import canary_from_status, resolution_from_status, supplied_template_from_status
 from weft_operator.core.actions import (
     Action,
     ApplyChild,

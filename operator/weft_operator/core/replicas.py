@@ -13,14 +13,7 @@ from typing import NamedTuple
 
 from weft.domain.routes import PoolStatus
 from weft_operator.core import scaling
-from weft_operator.core.actions import (
-    Action,
-    ApplyChild,
-    DeleteChild,
-    EnsureRunner,
-    RemoveRunner,
-    ScaleChild,
-)
+from weft_operator.core.actions import Action, ApplyChild, DeleteChild, EnsureRunner, RemoveRunner, ScaleChild
 from weft_operator.core.children import (
     GROUP_LABEL,
     INDEX_LABEL,

@@ -8,14 +8,7 @@ in order first, and none while one that has it is not in order. A change of the 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft_operator.core.children import (
-    DEFAULTS_HASH,
-    GROUP_LABEL,
-    SHAPE_HASH,
-    Revision,
-    defaults_hash,
-    template_hash,
-)
+from weft_operator.core.children import DEFAULTS_HASH, GROUP_LABEL, SHAPE_HASH, Revision, defaults_hash, template_hash
 from weft_operator.core.resources import Object, Pool, Ref, unix_s
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import rollout_limits

@@ -40,15 +40,7 @@ class Move:
 
 
 def shrink(
-    pool: Pool,
-    group: str,
-    present: int,
-    size: int,
-    bounds: Bounds,
-    state: State,
-    now: float,
-    *,
-    waited: bool,
+    pool: Pool, group: str, present: int, size: int, bounds: Bounds, state: State, now: float, *, waited: bool
 ) -> Shrink:
     """Decide how far a group of `present` runners that is to have `size` may shrink now."""
     ref, together = pool.meta.ref, scaling.counted_together(pool, group)

@@ -14,15 +14,7 @@ from typing import Any, Literal, TypeVar
 from weft.api.servingpool import Memory, ModelCache
 from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus
 from weft_operator.core.artifacts import Resolution, Retention
-from weft_operator.core.resources import (
-    Adapter,
-    Malformed,
-    Meta,
-    Object,
-    Pool,
-    Ref,
-    holds,
-)
+from weft_operator.core.resources import Adapter, Malformed, Meta, Object, Pool, Ref, holds
 from weft_operator.core.runner_defaults import RunnerDefaults
 
 APPLY_RETRY_S = 15.0  # before a refused intent is tried again unchanged, and a foreign object read again

@@ -18,14 +18,7 @@ from weft.domain.text import sanitize
 from weft_operator.core.children import MANAGED_BY, MANAGER
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
-from weft_operator.errors import (
-    AlreadyExists,
-    ApiFailed,
-    ApiUnreachable,
-    ObjectNotFound,
-    StaleWrite,
-    VersionConflict,
-)
+from weft_operator.errors import AlreadyExists, ApiFailed, ApiUnreachable, ObjectNotFound, StaleWrite, VersionConflict
 
 SELECTOR = f"{MANAGED_BY}={MANAGER}"
 

@@ -62,9 +62,7 @@ class Stack:
         self.interrupted = False  # by Ctrl-C: `close` cuts streams
         self._planning: asyncio.Task[None] | None = None
         self.registry = RegistryClient(
-            addresses.scheduler,
-            on_pool=self._on_pool_report,
-            on_adapter=self._on_adapter_report,
+            addresses.scheduler, on_pool=self._on_pool_report, on_adapter=self._on_adapter_report
         )
         self.backend = LocalBackend(
             store,

@@ -80,10 +80,7 @@ async def _serve(
 
         with contextlib.closing(probes):
             every_s = KEYS_S if settings.database else QUOTAS_S
-            work = [
-                asyncio.create_task(server.run()),
-                asyncio.create_task(admin.follow_keys(every_s)),
-            ]
+            work = [asyncio.create_task(server.run()), asyncio.create_task(admin.follow_keys(every_s))]
             for task in work:
                 task.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback
             try:

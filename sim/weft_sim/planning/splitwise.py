@@ -24,9 +24,7 @@ LLAMA2_70B = ServedModel("llama2-70b", 80, 4 * 8_192 * 80, 135_000_000_000)
 A100, H100, H100_CAPPED = "a100-80gb", "h100-80gb", "h100-80gb-pcap"
 
 SPLIT = Rules(
-    "mixed_pool",
-    Stepping("mixed", lazy=True),
-    KvLink(200 * GIB, layer_wise_from=inf, one_at_a_time=False, retry_s=1.0),
+    "mixed_pool", Stepping("mixed", lazy=True), KvLink(200 * GIB, layer_wise_from=inf, one_at_a_time=False, retry_s=1.0)
 )
 BASELINE = replace(SPLIT, scheduling="shortest_queue")
 

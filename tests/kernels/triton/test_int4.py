@@ -41,8 +41,7 @@ def check(device: torch.device, rows: int, n_in: int, n_out: int, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", [FP32, *sized(gpu=[BF16], interpreted=[])], ids=name_of)
 @pytest.mark.parametrize(
-    ("rows", "n_in", "n_out"),
-    [(rows, *shape) for shape in SHAPES for rows in ROWS if rows * shape[1] <= MAX_NUMBERS],
+    ("rows", "n_in", "n_out"), [(rows, *shape) for shape in SHAPES for rows in ROWS if rows * shape[1] <= MAX_NUMBERS]
 )
 def test_products_of_a_models_shapes(gpu: Gpu, rows: int, n_in: int, n_out: int, dtype: torch.dtype) -> None:
     """Made on the device: the largest matrix has half a billion numbers."""

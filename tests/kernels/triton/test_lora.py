@@ -101,10 +101,7 @@ def test_every_rank_at_every_site(gpu: Gpu, rank: int, site: int) -> None:
 
 @pytest.mark.parametrize(
     ("parts", "block_m"),
-    sized(
-        gpu=list(itertools.product((1, 2, 5), (16, 32, 64, 128))),
-        interpreted=[(2, 16), (5, 32), (1, 64), (2, 128)],
-    ),
+    sized(gpu=list(itertools.product((1, 2, 5), (16, 32, 64, 128))), interpreted=[(2, 16), (5, 32), (1, 64), (2, 128)]),
 )
 def test_chunks_and_parts_of_any_size(gpu: Gpu, block_m: int, parts: int) -> None:
     y, expected, _ = run(loaded_of(gpu), [0] * 37 + [None] * 3 + [2] * 2 + [1], block_m=block_m, parts=parts, pad=3)

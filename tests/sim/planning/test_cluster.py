@@ -49,13 +49,7 @@ KIND = MachineKind("kind", Linear(), 2_000_000, max_sequences=8, max_batch_token
 SLOW = replace(KIND, name="slow", model=Linear(sqrt(3)))
 
 arrivals = st.lists(
-    st.builds(
-        TraceArrival,
-        st.floats(0, 2.0),
-        st.integers(1, 700),
-        st.integers(1, 60),
-        st.integers(-1, 3),
-    ),
+    st.builds(TraceArrival, st.floats(0, 2.0), st.integers(1, 700), st.integers(1, 60), st.integers(-1, 3)),
     min_size=1,
     max_size=40,
 )

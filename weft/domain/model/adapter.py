@@ -170,8 +170,7 @@ def _unexpected_tensor(key: str) -> Refused:
         what = whole.get(key[key.rfind(".") :], "")
     if what:
         return Refused(
-            Reason.UNSUPPORTED_ADAPTER,
-            f"tensor {key[:200]!r} is of {what}, which cannot be served; {_REMEDY}",
+            Reason.UNSUPPORTED_ADAPTER, f"tensor {key[:200]!r} is of {what}, which cannot be served; {_REMEDY}"
         )
     return Refused(
         Reason.UNKNOWN_MODULE, f"tensor {key[:200]!r} is no base_model.model.*.lora_A.weight or .lora_B.weight"

@@ -45,14 +45,7 @@ from weft_gateway.core.config import Deadline, GatewayConfig, Timers
 from weft_gateway.core.events import SCHEDULER, Effect, Event, Failure
 from weft_gateway.core.routes import RouteIndex
 from weft_gateway.core.sessions import SessionEntry, SessionTable
-from weft_gateway.core.stream import (
-    HoldExpired,
-    PoolAvailability,
-    RequestStream,
-    SessionLost,
-    StreamEvent,
-    runner_peer,
-)
+from weft_gateway.core.stream import HoldExpired, PoolAvailability, RequestStream, SessionLost, StreamEvent, runner_peer
 
 ACK_S = 1.0  # for outcomes to be stored before the process ends
 BUG = Failure("internal_error", "The gateway failed on this request.")

@@ -15,11 +15,5 @@ from weft_gateway.openai.messages import MessagesEndpoint
 from weft_gateway.openai.prepare import select_form
 from weft_gateway.openai.response_format import ChatEncoder, CompletionEncoder, ResponseEncoder, usage_of
 from weft_gateway.openai.responses import ResponsesEndpoint
-from weft_gateway.openai.schema import (
-    ChatRequest,
-    Common,
-    CompletionRequest,
-    StreamOptions,
-    parse,
-)
+from weft_gateway.openai.schema import ChatRequest, Common, CompletionRequest, StreamOptions, parse
 from weft_gateway.openai.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest

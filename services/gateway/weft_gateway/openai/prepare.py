@@ -15,14 +15,7 @@ from weft.domain.request import Priority, Sampling
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.events import PreparedRequest
 from weft_gateway.core.routes import route_of_draw
-from weft_gateway.errors import (
-    ApiError,
-    BadRequest,
-    Internal,
-    ParameterError,
-    ServiceUnavailable,
-    TooLarge,
-)
+from weft_gateway.errors import ApiError, BadRequest, Internal, ParameterError, ServiceUnavailable, TooLarge
 from weft_gateway.forms.answer_form import AnswerForm
 from weft_gateway.forms.structured_outputs import structured_output, with_tools
 from weft_gateway.forms.template_forms import TemplateForms

@@ -32,15 +32,7 @@ from weft_gateway.openai.http_requests import (
     tenant_of,
 )
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
-from weft_gateway.openai.schema import (
-    MAX_CALLER_ID,
-    MAX_MESSAGES,
-    ChatRequest,
-    Strict,
-    checked,
-    naming,
-    object_of,
-)
+from weft_gateway.openai.schema import MAX_CALLER_ID, MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
 from weft_gateway.openai.tokenize import chat_length, in_thread, tokenizer_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action

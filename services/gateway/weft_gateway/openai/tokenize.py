@@ -16,15 +16,7 @@ from weft_gateway.openai import prepare
 from weft_gateway.openai.chat import chat_of
 from weft_gateway.openai.fields import TokenIds
 from weft_gateway.openai.http_requests import caller_of, json_body, json_response
-from weft_gateway.openai.schema import (
-    ChatPrompt,
-    Strict,
-    T,
-    checked,
-    naming,
-    object_of,
-    parse,
-)
+from weft_gateway.openai.schema import ChatPrompt, Strict, T, checked, naming, object_of, parse
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable

@@ -94,9 +94,7 @@ class RequestManager:
         tls: Tls | None = None,
     ) -> None:
         config = GatewayConfig(
-            max_in_flight=settings.max_in_flight,
-            hold_s=settings.hold_seconds,
-            predict_s=settings.predict_ms / 1000,
+            max_in_flight=settings.max_in_flight, hold_s=settings.hold_seconds, predict_s=settings.predict_ms / 1000
         )
         self.machine = Gateway(config, f"gateway-{secrets.token_hex(8)}", outcome_bytes)
         self.settings, self.clock = settings, clock

@@ -263,10 +263,7 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     left = pool.waiting.batch.headroom.sequences
     specs = [(r, r.spec.max_sequences) for r in runners if r.spec is not None]
     crowded = {r.id.uuid for r, most in specs if r.accounts.working_set + min(left, most // 2) >= most}
-    assert crowded == pool.fleet.crowded & pool.fleet.runners.keys(), (
-        pool.name,
-        crowded ^ pool.fleet.crowded,
-    )
+    assert crowded == pool.fleet.crowded & pool.fleet.runners.keys(), (pool.name, crowded ^ pool.fleet.crowded)
     batch_runners = {r.id.uuid for r in runners if r.accounts.batch}
     assert batch_runners == pool.fleet.batch_runners.keys() & pool.fleet.runners.keys(), (pool.name, batch_runners)
     assert [*pool.fleet.draining] == [
@@ -275,10 +272,7 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     assert len(pool.fleet.draining) == sum(r.report.figures.draining for r in runners), pool.name
     for counted, shapes in (
         (pool.fleet.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
-        (
-            pool.fleet.accepting,
-            [(r.role, r.shape) for r in runners if r.counted.contribution and not r.cordoned],
-        ),
+        (pool.fleet.accepting, [(r.role, r.shape) for r in runners if r.counted.contribution and not r.cordoned]),
         (pool.fleet.ready.shapes, [r.shape for r in runners if r.ready_version is not None]),
         (pool.fleet.ready.pages, [r.spec.total_pages for r in runners if r.ready_version is not None and r.spec]),
     ):
