@@ -18,7 +18,7 @@ from harness.small_runner import executor_of
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
 from weft.domain.request import NoCapacity, Sampling
-from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu import memory as host_memory
 from weft_runner.core import Fetch, Fetched, Load, check_pool
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.model import HostTensorStore, LocalKvMemory
@@ -308,7 +308,7 @@ def test_a_load_right_after_its_fetch_asks_the_source_only_once(world):
 
 
 def test_discarded_memory_reads_as_zeros_and_its_neighbours_stay():
-    memory = MappedMemory(5 * mmap.PAGESIZE)
+    memory = host_memory.MappedMemory(5 * mmap.PAGESIZE)
     view = memory._bytes
     start = memory.address - torch.frombuffer(view, dtype=torch.uint8).data_ptr()
     bytes_of = torch.frombuffer(view, dtype=torch.uint8)[start : start + memory.n_bytes]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
+from weft_runner.model import kept_rates, rates_identity
 from weft_runner.offload import Formats, MachineRates
 
 RATES = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})

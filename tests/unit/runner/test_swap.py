@@ -20,7 +20,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import Ended, NoCapacity, Priority, Sampling
-from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu import memory as host_memory
 from weft_runner.core import (
     MAX_SWAPS,
     REPORT,
@@ -534,7 +534,7 @@ def test_a_drop_ends_a_copy_that_is_under_way_before_anything_else_is_done(monke
 
 def native_memory(pages: Any) -> NativeKvMemory:
     library = native_library()
-    memory = MappedMemory(pages.nbytes)
+    memory = host_memory.MappedMemory(pages.nbytes)
     ctypes.memmove(memory.address, pages.ctypes.data, pages.nbytes)
     return NativeKvMemory(library, library.pool(2), memory, pages.shape[1])
 

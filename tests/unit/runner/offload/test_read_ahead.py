@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.waiting import PATIENCE_S
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, TierTransfer
+from weft_runner.model import ReadAhead, SlowTier, TierTransfer
 
 SEEDS = st.integers(0, 1 << 32)
 

@@ -12,7 +12,6 @@ from weft.domain.request import Sampling
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.memory_estimate import MemoryLimit, estimate_memory
-from weft_runner.model.cuda.device import Gpu
 
 
 def test_more_processes_than_a_runner_may_have_are_refused(capsys):
@@ -49,9 +48,10 @@ def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, sm
     """Too few of them for the parts is an error then: a split model on a CPU is nothing that anybody wants unasked."""
     made: list[str] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
-    for name, played in (("_devices", lambda *_: []), ("find_gpu", lambda: Gpu(torch.device("cpu")))):
-        monkeypatch.setattr(f"weft_runner.executors.cuda.{name}", played)
-    monkeypatch.setattr("weft_runner.executors.split.find_gpu", lambda: Gpu(torch.device("cpu")))
+    monkeypatch.setattr("weft_runner.executors.cuda._devices", lambda *_: [])
+    for module in ("cuda", "split"):
+        gpu = SimpleNamespace(device=torch.device("cpu"))
+        monkeypatch.setattr(f"weft_runner.executors.{module}.find_gpu", lambda gpu=gpu: gpu)
     monkeypatch.setattr(
         "weft_runner.executors.split.launch_ranks", lambda _, start, *__, **___: made.append(start["settings"].executor)
     )
