@@ -1,7 +1,8 @@
 """A test fails that leaves open what nobody can reach any more: a socket, a pipe, a file, a transport.
 
 The garbage collector would close such a thing in whatever test runs then, and warn there. A warning is an error where
-hypothesis resolves a type, so a test that has nothing to do with the thing failed once in a few thousand runs.
+hypothesis resolves a type, so a test that has nothing to do with the thing failed once in a few thousand runs. After
+tests of whole processes it is only collected: on a busy machine a loop may end amid the last of its connections.
 """
 
 import gc
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 DESCRIPTORS = Path("/proc/self/fd")
+OF_PROCESSES = frozenset(("integration", "e2e", "operator", "cluster"))
 _OPEN = pytest.StashKey[set[tuple[str, str]]]()
 
 
@@ -33,7 +35,8 @@ class Leaks:
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
         """Fail the test for what its end has left to the collector."""
         result = yield
-        if open_descriptors() - item.stash[_OPEN] and (left := collected()):
+        left = collected() if open_descriptors() - item.stash[_OPEN] else []
+        if left and OF_PROCESSES.isdisjoint(item.path.parts):
             pytest.fail("expected everything closed at the test's end, got\n" + "\n".join(left), pytrace=False)
         return result
 

@@ -36,12 +36,16 @@ class Issuer:
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = [_jwk("rsa", RSA), _jwk("ec", EC)]
         self.url, self.named, self.keys_at, self.fetches, self.asked = "", "", "", 0, 0
+        self.connections: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the gateway has gone away
+            await self.answer(reader, writer)
+        writer.close()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
-        except asyncio.IncompleteReadError:  # the gateway has gone away
-            return
+        path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
         self.asked += 1
         if path == b"/keys":
             self.fetches += 1
@@ -51,7 +55,6 @@ class Issuer:
         body = orjson.dumps(value)
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         await writer.drain()
-        writer.close()
 
     def claims(self, **changes: Any) -> dict[str, Any]:
         plain: dict[str, Any] = {
@@ -74,10 +77,12 @@ def _jwk(kid: str, key: Any) -> dict[str, Any]:
 @pytest.fixture
 async def issuer() -> AsyncIterator[Issuer]:
     made = Issuer()
-    server = await asyncio.start_server(made.answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield made
+        for writer in made.connections:
+            writer.transport.abort()
 
 
 @pytest.fixture
