@@ -36,7 +36,7 @@ class Leaks:
         """Fail the test for what its end has left to the collector."""
         result = yield
         left = collected() if open_descriptors() - item.stash[_OPEN] else []
-        if left and OF_PROCESSES.isdisjoint(item.path.parts):
+        if left and OF_PROCESSES.isdisjoint(item.nodeid.split("/")):
             pytest.fail("expected everything closed at the test's end, got\n" + "\n".join(left), pytrace=False)
         return result
 
