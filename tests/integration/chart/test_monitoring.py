@@ -25,7 +25,8 @@ from harness.chart import CHART, QUICK, Json, objects, one, render
 from weft_gateway.core import Gateway, GatewayConfig
 from weft_gateway.shell import GatewayMetrics
 from weft_operator.kubernetes import Metrics as OperatorMetrics
-from weft_runner.shell import FIGURES, LABELS, RunnerMetrics
+from weft_runner.shell.adapter_series import LABELS
+from weft_runner.shell.metrics import FIGURES, RunnerMetrics
 from weft_scheduler.metrics import SchedulerMetrics
 
 MODULES = (  # whose metrics are in the process's own registry

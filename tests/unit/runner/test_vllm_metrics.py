@@ -33,7 +33,9 @@ from weft_runner.core import (
     SwapIn,
     SwapOut,
 )
-from weft_runner.shell import MAX_NAMED, Output, RunnerMetrics
+from weft_runner.shell import Output
+from weft_runner.shell.adapter_series import MAX_NAMED
+from weft_runner.shell.metrics import RunnerMetrics
 
 LIMITS = PoolLimits(64, 4, 8, 2, 200, 9, frozenset([0]), BatchLimits(2, 64))
 SWAPPING = replace(LIMITS, total_pages=16, batch=BatchLimits(2, 32), host_bytes=1000, page_bytes=1, swap_page_bytes=1)

@@ -5,9 +5,7 @@ Others take these names from here; whatever needs the wire or is a server's is l
 """
 
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
-from weft_runner.shell.adapter_series import LABELS, MAX_NAMED
 from weft_runner.shell.engine import Engine, EngineThread, Output
 from weft_runner.shell.kv_swapper import KvSwapper
-from weft_runner.shell.metrics import FIGURES, OffloadSeries, RunnerMetrics
 from weft_runner.shell.profile import measure_profile
 from weft_runner.shell.step_gaps import StepGaps
