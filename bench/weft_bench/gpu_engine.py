@@ -75,7 +75,7 @@ class DeviceSubject(Player):
 def engine_of(
     executor: Executor, limits: PoolLimits, source: Folders, told: Callable[[Output], None], max_rank: int = RANK
 ) -> Engine:
-    """Make an engine as `build.build_engine` does, of parts that are there."""
+    """Make an engine as `engine_factory.build_engine` does, of parts that are there."""
 
     def make_adapters(post: Callable[[Posted], None]) -> AdapterPool:
         return AdapterPool(executor.adapters, max_rank, source, post)

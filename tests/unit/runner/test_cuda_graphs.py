@@ -10,10 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_kernels.plan import plan_rows
-from weft_kernels.triton import chunks
+from weft_kernels.plan import Segment, SegmentPlan, plan_rows
+from weft_kernels.triton import chunks, lora
 from weft_runner.model import StepInput, StepRow, check_step
-from weft_runner.model.cuda.cuda_graphs import MAX_GRAPH_TOKENS, CudaGraphs, Outputs, decode_sizes, prompt_sizes
+from weft_runner.model.cuda.cuda_graphs import (
+    MAX_GRAPH_TOKENS,
+    CudaGraphs,
+    Outputs,
+    decode_sizes,
+    prompt_sizes,
+    warm_up_steps,
+)
 from weft_runner.model.cuda.executor import DECODE_CHUNK, chunk_tokens
 from weft_runner.model.cuda.step import DeviceStep, StepTables, decode_shape, prompt_shape
 
@@ -148,3 +155,22 @@ def test_steps_of_traffic_have_few_padding_tokens():
             used, padded = used + len(step.tokens), padded + placed.here.shape.tokens
     assert padded <= 1.12 * used
     assert isinstance(found.place(step_of([(16, 0, None)])).here, DeviceStep)
+
+
+def block_m(n_tokens: int) -> int:
+    return 64 if n_tokens >= 128 else 16
+
+
+@pytest.mark.parametrize("most", [1, 7, 64, 130, 512, 2048])
+def test_warming_up_meets_the_bucket_of_every_number_of_chunks(most):
+    """Before the first request every kernel that a step can need has been compiled."""
+    met = set()
+    for step in warm_up_steps(most, block_m, PAGE_TOKENS):
+        check_step(step, PAGE_TOKENS)
+        block = block_m(len(step.tokens))
+        met.add((block, lora.chunk_bucket(chunks.count_chunks(chunks.chunk_table(step.plan, block)))))
+    for n_tokens in range(1, most + 1):
+        block = block_m(n_tokens)
+        fewest = chunks.count_chunks(chunks.chunk_table(SegmentPlan(n_tokens, (Segment(0, n_tokens, 0, 1),)), block))
+        for n_chunks in {fewest, n_tokens, (fewest + n_tokens) // 2}:
+            assert (block, lora.chunk_bucket(n_chunks)) in met, (n_tokens, n_chunks)

@@ -17,4 +17,5 @@ from weft_runner.model.partition import Partition, RankGrid, check_divisible, st
 from weft_runner.model.sampling import NativeSampler, SamplingArgs, mass_bits, masses, random_bits, sample
 from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
+from weft_runner.model.tiers.micro_batches import cut_step
 from weft_runner.model.tiers.read_ahead import ReadAhead, SlowTier, TierTransfer

@@ -35,7 +35,7 @@ from weft_runner.model.step import Ints, StepInput
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of, state_of
 from weft_runner.model.tiers.direct_io import DirectFile
 from weft_runner.model.tiers.embedding_rows import EmbeddingRows, gather_bytes
-from weft_runner.model.tiers.micro_batches import MicroBatch, cut
+from weft_runner.model.tiers.micro_batches import MicroBatch, cut_step
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
 from weft_runner.model.tiers.pass_work import pass_work
@@ -238,7 +238,7 @@ class OffloadExecutor(CpuExecutor):
         version = 0 if disk is None else disk.version
         if step is not self._prepared or version != self._version:
             on_disk = None if disk is None else disk.on_disk(arrays)
-            self._batches = cut(arrays, self._budget.micro_batch, on_disk, self._split.batch_pages)
+            self._batches = cut_step(arrays, self._budget.micro_batch, on_disk, self._split.batch_pages)
             self._tokens = np.arange(len(arrays.tokens), dtype=np.int32)
             self._prepared, self._version = step, version
         for batch in self._batches:

@@ -28,7 +28,7 @@ from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths
 from weft_runner.model.cuda.step import ALIGNED, DeviceStep
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.step import Ints
-from weft_runner.model.tiers.micro_batches import MicroBatch, cut
+from weft_runner.model.tiers.micro_batches import MicroBatch, cut_step
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, layer_pages, pieces, transfer_bytes
 from weft_runner.model.tiers.read_ahead import ReadAhead
 from weft_runner.model.weights import LayerWeights
@@ -121,7 +121,7 @@ class HostKv:
         """Parts of a batch, which comes behind those that were asked for before."""
         arrays, places, block_m = one.step.arrays, self._places.places, one.here.shape.block_m
         outside = places[arrays.pages] < 0
-        parts = cut(arrays, len(arrays.tokens), outside, self._split.batch_pages)
+        parts = cut_step(arrays, len(arrays.tokens), outside, self._split.batch_pages)
         of_layer = layer_pages(parts, arrays, places, self._kv.page_tokens, windows)
         of_window = {window: of_layer[layer] for layer, window in windows.items()}
         tables = [self._table(arrays.pages, found) for found in of_window.values()]

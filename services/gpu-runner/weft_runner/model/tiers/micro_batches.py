@@ -37,7 +37,7 @@ class MicroBatch:
         self.rows[:, 2] = arrays.rows[self.of_row, 2] + self.skipped
 
 
-def cut(arrays: StepArrays, most: int, outside: Marks | None = None, most_pages: int = 0) -> list[MicroBatch]:
+def cut_step(arrays: StepArrays, most: int, outside: Marks | None = None, most_pages: int = 0) -> list[MicroBatch]:
     """Cut a step, in order, into parts of `most` tokens; of at most as many where some pages are outside.
 
     `outside`: which of `arrays.pages` are on a slower tier; the rows of a part have `most_pages` of those, at most, and
