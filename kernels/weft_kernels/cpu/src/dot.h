@@ -49,17 +49,20 @@ static inline void spread(const uint16_t* x, F& first, F& second) {
 
 // How 16 columns of a pair lie in memory, `first` and `second` of each: kinds of weights.
 struct Bf16W {
+  static constexpr ptrdiff_t kPairBytes = 64;  // of a matrix
   static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
     load_pairs(reinterpret_cast<const uint16_t*>(w), first, second);
   }
 };
 struct Int8W {
+  static constexpr ptrdiff_t kPairBytes = 32;
   static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
     first = load_int8(reinterpret_cast<const int8_t*>(w));
     second = load_int8(reinterpret_cast<const int8_t*>(w) + 16);
   }
 };
 struct Fp32W {
+  static constexpr ptrdiff_t kPairBytes = 128;
   static inline void pair(const char* w, ptrdiff_t second_at, F& first, F& second) {
     first = load(reinterpret_cast<const float*>(w));
     second = load(reinterpret_cast<const float*>(w + second_at));
@@ -89,21 +92,88 @@ struct Columns {
   const char* base[NG];
   ptrdiff_t step, second_at, beyond;
 
+  template <class W>
   void fetch(int p, int pairs) const {
-    const ptrdiff_t at = p * step + kStreamAhead, far = at < pairs * step ? at : at + beyond;
+    constexpr ptrdiff_t kStep = W::kPairBytes;
+    const ptrdiff_t at = p * kStep + kStreamAhead, far = at < pairs * kStep ? at : at + beyond;
     for (int g = 0; g < NG; g++)
-      for (ptrdiff_t line = 0; line < step; line += 64) __builtin_prefetch(base[g] + far + line, 0, 3);
+      for (ptrdiff_t line = 0; line < kStep; line += 64) __builtin_prefetch(base[g] + far + line, 0, 3);
+  }
+
+  template <class W, bool Stream>
+  const char* pair(int g, int p) const {
+    return base[g] + p * (Stream ? W::kPairBytes : step);
   }
 };
+
+// Sixteen registers hold the columns of one chain at a time, those of AVX-512 both and a row's pair.
+#if WEFT_LEVEL >= 2
+constexpr bool kPairsAtOnce = true;
+#else
+constexpr bool kPairsAtOnce = false;
+#endif
+
+template <int MR, int NG>
+static inline void clear(F (&sums)[MR][NG]) {
+  WEFT_UNROLL
+  for (int m = 0; m < MR; m++) WEFT_UNROLL
+  for (int g = 0; g < NG; g++) sums[m][g] = zero();
+}
+
+// Pair p's part of one chain: its first number or its second.
+template <class W, int Which, bool Stream, int MR, int NG, class X>
+static inline void add_numbers(const X* const (&x)[MR], const Columns<NG>& w, int p, F (&sums)[MR][NG]) {
+  F columns[NG], other;
+  WEFT_UNROLL
+  for (int g = 0; g < NG; g++) {
+    const char* at = w.template pair<W, Stream>(g, p);
+    Which == 0 ? W::pair(at, w.second_at, columns[g], other) : W::pair(at, w.second_at, other, columns[g]);
+  }
+  WEFT_UNROLL
+  for (int m = 0; m < MR; m++) {
+    const F a = set1(x[m][2 * p + Which]);
+    WEFT_UNROLL
+    for (int g = 0; g < NG; g++) sums[m][g] = fma(a, columns[g], sums[m][g]);
+  }
+}
+
+template <class W, bool Stream, int MR, int NG, class X>
+static inline void add_pair(const X* const (&x)[MR], const Columns<NG>& w, int p, F (&even)[MR][NG], F (&odd)[MR][NG]) {
+  F first[NG], second[NG];
+  WEFT_UNROLL
+  for (int g = 0; g < NG; g++) W::pair(w.template pair<W, Stream>(g, p), w.second_at, first[g], second[g]);
+  WEFT_UNROLL
+  for (int m = 0; m < MR; m++) {
+    F a, b;
+    spread(x[m] + 2 * p, a, b);
+    WEFT_UNROLL
+    for (int g = 0; g < NG; g++) {
+      even[m][g] = fma(a, first[g], even[m][g]);
+      odd[m][g] = fma(b, second[g], odd[m][g]);
+    }
+  }
+}
+
+// One chain of a block.
+template <class W, int Which, bool Stream, int MR, int NG, class X>
+static inline void add_chain(const X* const (&x)[MR], const Columns<NG>& w, int begin, int end, int pairs,
+                             F (&sums)[MR][NG]) {
+  clear(sums);
+  for (int p = begin; p < end; p++) {
+    // Half of what comes soon, in its order: memory has work during both chains.
+    if (Stream && (p - begin) % 2 == 0) w.template fetch<W>(((Which == 0 ? begin : end) + p) / 2, pairs);
+    add_numbers<W, Which, Stream>(x, w, p, sums);
+  }
+}
 
 template <class W, int MR, int NG, int Block, bool Stream, class X>
 static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs, F (&y)[MR][NG]) {
 #if WEFT_LEVEL == 3
   if constexpr (std::is_same<X, uint16_t>::value) {
     for (int p = 0; p < pairs; p++) {
-      if (Stream) w.fetch(p, pairs);
+      if (Stream) w.template fetch<W>(p, pairs);
       __m512bh columns[NG];
-      for (int g = 0; g < NG; g++) columns[g] = bf16_columns<W>(w.base[g] + p * w.step);
+      for (int g = 0; g < NG; g++) columns[g] = bf16_columns<W>(w.template pair<W, Stream>(g, p));
       for (int m = 0; m < MR; m++) {
         int32_t pair;
         std::memcpy(&pair, x[m] + 2 * p, 4);
@@ -117,25 +187,19 @@ static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs,
   for (int block = 0; block < pairs; block += Block) {
     const int end = pairs - block < Block ? pairs : block + Block;
     F even[MR][NG], odd[MR][NG];
-    WEFT_UNROLL
-    for (int m = 0; m < MR; m++) WEFT_UNROLL
-    for (int g = 0; g < NG; g++) {  // apart: a copy of one keeps GCC from holding them in registers
-      even[m][g] = zero();
-      odd[m][g] = zero();
-    }
-    for (int p = block; p < end; p++) {
-      if (Stream) w.fetch(p, pairs);
-      F first[NG], second[NG];
-      WEFT_UNROLL
-      for (int g = 0; g < NG; g++) W::pair(w.base[g] + p * w.step, w.second_at, first[g], second[g]);
-      WEFT_UNROLL
-      for (int m = 0; m < MR; m++) {
-        F a, b;
-        spread(x[m] + 2 * p, a, b);
-        WEFT_UNROLL
-        for (int g = 0; g < NG; g++) {
-          even[m][g] = fma(a, first[g], even[m][g]);
-          odd[m][g] = fma(b, second[g], odd[m][g]);
+    if constexpr (!kPairsAtOnce && MR * NG > 2) {  // more rows: one chain after the other, from columns in the cache
+      add_chain<W, 0, Stream>(x, w, block, end, pairs, even);
+      add_chain<W, 1, Stream>(x, w, block, end, pairs, odd);
+    } else {
+      clear(even);
+      clear(odd);
+      for (int p = block; p < end; p++) {
+        if (Stream) w.template fetch<W>(p, pairs);
+        if constexpr (kPairsAtOnce) {
+          add_pair<W, Stream>(x, w, p, even, odd);
+        } else {
+          add_numbers<W, 0, Stream>(x, w, p, even);
+          add_numbers<W, 1, Stream>(x, w, p, odd);
         }
       }
     }
@@ -145,9 +209,11 @@ static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs,
   }
 }
 
-// How many rows and groups share a pass: what the registers of the level hold (even and odd sums, columns, a row).
+// How many rows and groups share a pass: what the registers of the level hold (sums, columns, a row).
 #if WEFT_LEVEL >= 2
 constexpr int kRows = 4, kGroups = 3, kGroupsOfOneRow = 4;
+#elif WEFT_LEVEL == 1
+constexpr int kRows = 6, kGroups = 1, kGroupsOfOneRow = 2;
 #else
 constexpr int kRows = 2, kGroups = 1, kGroupsOfOneRow = 2;
 #endif
@@ -166,6 +232,14 @@ static inline void dot_rows(const X* x, ptrdiff_t x_stride, const Columns<NG>& w
     for (int g = 0; g < NG; g++) store(y + m * y_stride + 16 * g, sums[m][g]);
 }
 
+// Call with `count`, at most `Most`, as a constant.
+template <int Most, class Call>
+static inline void with_rows(int count, Call call) {
+  if constexpr (Most > 1)
+    if (count < Most) return with_rows<Most - 1>(count, call);
+  call(std::integral_constant<int, Most>{});
+}
+
 template <class W, int NG, int Block, bool Stream, class X>
 static inline void dot_columns(const X* x, ptrdiff_t x_stride, int rows, const Columns<NG>& w, int pairs, float* y,
                                ptrdiff_t y_stride, bool onto) {
@@ -175,15 +249,14 @@ static inline void dot_columns(const X* x, ptrdiff_t x_stride, int rows, const C
                                                                             y + m * y_stride, y_stride, onto);
     m += decltype(count)::value;
   };
-  using First = std::integral_constant<bool, Stream>;  // later rows find the columns in the cache
-  if constexpr (NG <= kGroups) {
-    using Rows = std::integral_constant<int, kRows>;
-    if (m + kRows <= rows) some(Rows{}, First{});
-    while (m + kRows <= rows) some(Rows{}, std::false_type{});
+  constexpr int kMost = NG <= kGroups ? kRows : 1;
+  for (int passes = (rows + kMost - 1) / kMost; passes > 0; passes--) {  // each has as many rows as others, or one more
+    const int count = (rows - m + passes - 1) / passes;
+    if (m == 0)
+      with_rows<kMost>(count, [&](auto n) { some(n, std::integral_constant<bool, Stream>{}); });
+    else  // the columns are in the cache
+      with_rows<kMost>(count, [&](auto n) { some(n, std::false_type{}); });
   }
-  using One = std::integral_constant<int, 1>;
-  if (m == 0) some(One{}, First{});
-  while (m < rows) some(One{}, std::false_type{});
 }
 
 // y[rows][groups * 16] (+)= x[rows][2 pairs] * columns; group g's columns begin at base(g), those of a stream (a matrix)
