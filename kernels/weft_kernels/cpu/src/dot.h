@@ -187,7 +187,7 @@ static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs,
   for (int block = 0; block < pairs; block += Block) {
     const int end = pairs - block < Block ? pairs : block + Block;
     F even[MR][NG], odd[MR][NG];
-    if constexpr (!kPairsAtOnce && MR * NG > 2) {  // more rows: one chain after the other, from columns in the cache
+    if constexpr (!kPairsAtOnce && MR * NG > 3) {  // more rows: one chain after the other, from columns in the cache
       add_chain<W, 0, Stream>(x, w, block, end, pairs, even);
       add_chain<W, 1, Stream>(x, w, block, end, pairs, odd);
     } else {

@@ -148,7 +148,19 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
       _tile_dpbf16ps(3, 5, 7);
     }
 #else
-    for (int64_t i = 0; i < blocks; i += 16) dot_all<Bf16W, kTilePairs>(x, 0, 16, [&](int) { return w; }, 16, 64, 32, kTilePairs, y, 0, false);
+    if constexpr (kPairsAtOnce) {
+      for (int64_t i = 0; i < blocks; i += 16)
+        dot_all<Bf16W, kTilePairs>(x, 0, 16, [&](int) { return w; }, 16, 64, 32, kTilePairs, y, 0, false);
+    } else {  // two rows at a time: their sums stay in registers, and a block is unrolled
+      const Bf16X* const rows[2] = {x, x};
+      const Columns<1> columns{{w}, 64, 32, 0};
+      F sums[2][1] = {{zero()}, {zero()}};
+      for (int64_t i = 0; i < 8 * blocks; i++) {
+        dot<Bf16W, 2, 1, kTilePairs, false>(rows, columns, kTilePairs, sums);
+        asm volatile("" ::: "memory");  // the next one may be another
+      }
+      for (int m = 0; m < 2; m++) store(y + 16 * m, sums[m][0]);
+    }
 #endif
   });
   return weft::clock_s() - start_s;
