@@ -47,9 +47,10 @@ static inline void spread(const uint16_t* x, F& first, F& second) {
 }
 #endif
 
-// How 16 columns of a pair lie in memory, `first` and `second` of each: kinds of weights.
+// How 16 columns of a pair lie in memory, `first` and `second` of each: kinds of weights. In a matrix the next pair is
+// `kPairBytes` behind it.
 struct Bf16W {
-  static constexpr ptrdiff_t kPairBytes = 64;  // of a matrix
+  static constexpr ptrdiff_t kPairBytes = 64;
   static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
     load_pairs(reinterpret_cast<const uint16_t*>(w), first, second);
   }
@@ -92,6 +93,7 @@ struct Columns {
   const char* base[NG];
   ptrdiff_t step, second_at, beyond;
 
+  // Ask for what a stream of a matrix needs soon after pair p.
   template <class W>
   void fetch(int p, int pairs) const {
     constexpr ptrdiff_t kStep = W::kPairBytes;
@@ -100,6 +102,7 @@ struct Columns {
       for (ptrdiff_t line = 0; line < kStep; line += 64) __builtin_prefetch(base[g] + far + line, 0, 3);
   }
 
+  // A stream's stride is a constant to the compiler.
   template <class W, bool Stream>
   const char* pair(int g, int p) const {
     return base[g] + p * (Stream ? W::kPairBytes : step);
@@ -137,6 +140,7 @@ static inline void add_numbers(const X* const (&x)[MR], const Columns<NG>& w, in
   }
 }
 
+// Pair p's part of both chains.
 template <class W, bool Stream, int MR, int NG, class X>
 static inline void add_pair(const X* const (&x)[MR], const Columns<NG>& w, int p, F (&even)[MR][NG], F (&odd)[MR][NG]) {
   F first[NG], second[NG];

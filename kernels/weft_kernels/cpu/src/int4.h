@@ -17,11 +17,10 @@ constexpr int kInt4Blocks = weft::kInt4Inputs / 32;  // blocks of 16 pairs
 // The form that pairs of n are made in: one vector for the matrix instructions, else two of fp32.
 #if WEFT_LEVEL >= 3
 using Int4W = Bf16W;
-constexpr ptrdiff_t kInt4PairBytes = 64;
 #else
 using Int4W = Fp32W;
-constexpr ptrdiff_t kInt4PairBytes = 128;
 #endif
+constexpr ptrdiff_t kInt4PairBytes = Int4W::kPairBytes;
 constexpr ptrdiff_t kInt4BlockBytes = kTilePairs * kInt4PairBytes;
 constexpr int kInt4AtOnce = int(kWidenedBytes / (kUnitGroups * kInt4Blocks * kInt4BlockBytes));  // times 64 inputs
 static_assert(weft::kMostInt4Inputs / weft::kInt4Inputs * sizeof(float) <= kSumsBytes, "sums of one row in scratch");

@@ -10,12 +10,12 @@ namespace WEFT_NS {
 struct Bf16Kind {
   using X = Bf16X;
   using W = Bf16W;  // of adapters and KV
-  static constexpr int kPairBytes = 64;
+  static constexpr int kPairBytes = int(W::kPairBytes);
 };
 struct Fp32Kind {
   using X = float;
   using W = Fp32W;
-  static constexpr int kPairBytes = 128;
+  static constexpr int kPairBytes = int(W::kPairBytes);
 };
 static inline void store_as(Bf16Kind, Bf16X* p, F a) { store_x(p, a); }
 static inline void store_as(Fp32Kind, float* p, F a) { store(p, a); }
@@ -24,10 +24,10 @@ static inline F rounded(Bf16Kind, F a) { return round_bf16(a); }
 static inline F rounded(Fp32Kind, F a) { return a; }
 
 template <class W, class X>
-static inline void vectors(const X* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, int pair_bytes,
-                           const Span& span, int pairs, float* y) {
-  auto base = [&](int g) { return data + (span.group + g) * group_bytes; };
-  dot_all<W, kTilePairs, true>(x, xs, rows, base, span.count, pair_bytes, pair_bytes / 2, pairs, y + span.column,
+static inline void vectors(const X* x, ptrdiff_t xs, int rows, const char* data, const Span& span, int pairs,
+                           float* y) {
+  auto base = [&](int g) { return data + (span.group + g) * (pairs * W::kPairBytes); };
+  dot_all<W, kTilePairs, true>(x, xs, rows, base, span.count, W::kPairBytes, W::kPairBytes / 2, pairs, y + span.column,
                                kUnitColumns, false);
 }
 
@@ -59,7 +59,7 @@ static inline void product(weft::Member& me, const weft_matrix& w, const typenam
   const char* data = static_cast<const char*>(w.data);
   if constexpr (std::is_same<Kind, Fp32Kind>::value) {
     beside.all();
-    vectors<Fp32W>(x, xs, rows, data, ptrdiff_t(pairs) * 128, 128, span, pairs, y);
+    vectors<Fp32W>(x, xs, rows, data, span, pairs, y);
   } else if (w.kind == WEFT_INT4) {
     using Product = Int4Product<typename Kind::X>;
     for (int m = 0, n; m < rows; m += n) {
@@ -68,9 +68,9 @@ static inline void product(weft::Member& me, const weft_matrix& w, const typenam
     }
   } else {
     const bool int8 = w.kind == WEFT_INT8;
-    const ptrdiff_t group_bytes = ptrdiff_t(pairs) * (int8 ? 32 : 64);
 #if WEFT_LEVEL == 4
     if (!int8 || rows >= kTileRowsOfInt8) {
+      const ptrdiff_t group_bytes = pairs * (int8 ? Int8W::kPairBytes : Bf16W::kPairBytes);
       shape_for_matrix(rows);
       const int blocks = pairs / kTilePairs;
       beside.over(rows <= 16 ? blocks : (rows + 31) / 32 * (span.count / 2) * blocks);
@@ -85,9 +85,9 @@ static inline void product(weft::Member& me, const weft_matrix& w, const typenam
     {
       beside.all();
       if (int8)
-        vectors<Int8W>(x, xs, rows, data, group_bytes, 32, span, pairs, y);
+        vectors<Int8W>(x, xs, rows, data, span, pairs, y);
       else
-        vectors<Bf16W>(x, xs, rows, data, group_bytes, 64, span, pairs, y);
+        vectors<Bf16W>(x, xs, rows, data, span, pairs, y);
     }
   }
   (void)me;
