@@ -15,7 +15,7 @@ def main() -> int:
     """Build and print. Returns the exit code: 2 for a $WEFT_CPU_LEVEL that cannot be used."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
-        library = load()
+        library = load(every=True)
     except NativeUnavailable as error:
         sys.stdout.write(f"no CPU kernels: {error.reason}\n")
         return 0

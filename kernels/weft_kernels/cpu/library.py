@@ -71,14 +71,16 @@ def load(
     packaged: Path = PACKAGED,
     environment: Mapping[str, str] = os.environ,
     here: bool = False,
+    every: bool = False,
 ) -> "Library":
     """Load the library at an instruction level (default: $WEFT_CPU_LEVEL, else the best one).
 
-    `here`: of a library that has to be compiled, the best level of this machine alone, and the portable one. Raises
-    NativeUnavailable where there is none, LevelUnusable for a level that is unknown or not usable here.
+    `here`: of a library that has to be compiled, the best level of this machine alone, and the portable one; `every`:
+    one that has these alone does not suffice. Raises NativeUnavailable where there is none, LevelUnusable for a level
+    that is unknown or not usable here.
     """
     given = level or environment.get(LEVEL_VARIABLE)
-    own = None if given else sources.for_this_cpu(what)
+    own = None if given or every else sources.for_this_cpu(what)
     path, native = _packaged(packaged, what) or _cached(what, environment, own, here=here)
     levels = _names(native.weft_levels())
     asked = given or levels[0]

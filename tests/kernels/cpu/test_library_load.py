@@ -93,7 +93,9 @@ def test_a_library_of_this_machines_best_level_serves_until_another_one_is_asked
     given = environment(tmp_path)
     own = load(what=what, packaged=ABSENT, environment=given, here=True).path
     assert load(what=what, packaged=ABSENT, environment=given).path == own
+    every = load(what=what, packaged=ABSENT, environment=given, every=True).path
     whole = load("avx2", what=what, packaged=ABSENT, environment=given).path
+    assert every == whole, "before the tests, which are of every level"
     assert whole != own
     assert load(what=what, packaged=ABSENT, environment=given, here=True).path == whole, "it has that level, too"
 
