@@ -49,6 +49,7 @@ check: install  ## format, lint, types, import contracts, documents, commits (a 
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/pyright
+	$(BIN)/pyright --project tests  # names that exist, in tests that `make test` leaves out
 	$(BIN)/lint-imports
 	$(HARNESS).documents
 	$(HARNESS).subjects

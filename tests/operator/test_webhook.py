@@ -124,8 +124,8 @@ class World:
     def placed(self, row: Wish) -> Wish:
         """Return the row in our namespaces."""
         there, wish = in_namespaces(row.there, self.names), in_namespaces(row.wish, self.names)
-        refusal, warns = (in_namespaces(text, self.names) for text in (row.refusal, row.warns))
-        return replace(row, there=there, wish=wish, refusal=refusal, warns=warns)
+        says, warns = (in_namespaces(text, self.names) for text in (row.says, row.warns))
+        return replace(row, there=there, wish=wish, says=says, warns=warns)
 
     def put(self, manifest: Manifest) -> Object:
         """Store an object, with its status, and deleted where it says so; and wait until the webhook knows."""
