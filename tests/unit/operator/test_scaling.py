@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.operator.planning import pool_object, stored
@@ -175,6 +175,7 @@ SIZES = st.tuples(*(COUNTS for _ in "abc")).map(lambda counts: dict(zip("abc", c
 
 
 @given(SIZES, SIZES, COUNTS)
+@example({"a": 2, "b": 2, "c": 2}, {"a": 0, "b": 0, "c": 0}, 3)  # what the last one gives, the next need not
 def test_groups_grow_only_as_far_as_others_left(wanted: dict[str, int], present: dict[str, int], count: int) -> None:
     found, kept = one_for_one(wanted, present, count), {name: min(wanted[name], present[name]) for name in wanted}
     assert all(kept[name] <= found[name] <= wanted[name] for name in wanted)
