@@ -29,9 +29,10 @@ from weft_kernels.cpu import LEVEL_VARIABLE, Compiler, NativeUnavailable, find_c
 
 ROOT = Path(__file__).parents[2]
 LEVEL_TESTS = ("tests/kernels/cpu/test_library_smoke.py", "tests/unit/runner/test_cpu_executor.py")
-BEST_TESTS = (  # on the best level alone: threads, ranks and copies beside a step, and a sampler of all levels
+BEST_TESTS = (  # on the best level alone: threads, ranks and copies beside a step, a sampler of all levels, drafts
     "tests/kernels/cpu/test_library_pool.py",
     "tests/kernels/cpu/test_sampling.py",
+    "tests/kernels/cpu/test_draft.py",
     "tests/unit/runner/test_cpu_adapters.py",
     "tests/unit/runner/parallel/test_native_ranks.py",
     "tests/unit/runner/test_offload_executor.py",

@@ -2,7 +2,8 @@
 """The CPU kernels: C++ behind a C ABI, built by whatever compiler is there, called through ctypes.
 
 `load()` gives a `Library`, or says in `NativeUnavailable` why this machine has none. Nothing here imports more than the
-standard library: wheels are built by it. What needs numpy (`memory`, `ranks`, `sampling`) is taken as a module.
+standard library: wheels are built by it. What needs numpy (`draft`, `memory`, `ranks`, `sampling`) is taken as a
+module.
 """
 
 from weft_kernels.cpu.build import AT_ONCE, CHECKSUM, LIBRARY, LIMIT_S, Built, build_library, checksum, compile_all

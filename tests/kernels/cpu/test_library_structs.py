@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from weft.domain.request import MAX_ALTERNATIVES
-from weft_kernels.cpu import ABI, BF16, CODES, FP32, INT4, INT8, LEVELS, SIGNATURES, SOURCES, sampling, structs
+from weft_kernels.cpu import ABI, BF16, CODES, FP32, INT4, INT8, LEVELS, SIGNATURES, SOURCES, draft, sampling, structs
 
-HEADER, OF_SAMPLING = SOURCES.folder / "weft_cpu.h", SOURCES.folder / "weft_sampling.h"
+HEADER, OF_SAMPLING, OF_DRAFTS = (SOURCES.folder / f"weft_{name}.h" for name in ("cpu", "sampling", "draft"))
 TEXT = re.sub(r"//.*", "", HEADER.read_text())
-WHOLE = TEXT + re.sub(r"//.*", "", OF_SAMPLING.read_text())
+WHOLE = TEXT + re.sub(r"//.*", "", OF_SAMPLING.read_text() + OF_DRAFTS.read_text())
 STRUCTS = {name: body for body, name in re.findall(r"typedef struct \{([^}]*)\} (\w+);", WHOLE)}
 FUNCTIONS = {
     name: (result, arguments) for result, name, arguments in re.findall(r"(?m)^(\w+\*?) (weft_\w+)\(([^)]*)\);", TEXT)
@@ -24,7 +24,10 @@ MIRRORS = {
     (mirror.__doc__ or "").split("`")[1]: mirror
     for mirror in vars(structs).values()
     if isinstance(mirror, type) and issubclass(mirror, ctypes.Structure) and mirror is not ctypes.Structure
-} | {"weft_draw": sampling.SAMPLING_ARGS, "weft_sampled": sampling.SAMPLED}
+} | {
+    "weft_draw": sampling.SAMPLING_ARGS, "weft_sampled": sampling.SAMPLED,
+    "weft_draft_query": draft.DraftQueryStruct, "weft_draft_found": draft.DraftFoundStruct,
+}  # fmt: skip
 NUMBERS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double, "void": None}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 
@@ -47,7 +50,7 @@ def fields(mirror: Any) -> dict[str, tuple[int, int]]:
 def printed(folder: Path, statements: list[str]) -> list[str]:
     """What a C++ program prints that knows the header."""
     source = folder / "ask.cpp"
-    included = ["<cstddef>", "<cstdio>", f'"{HEADER}"', f'"{OF_SAMPLING}"']
+    included = ["<cstddef>", "<cstdio>", *(f'"{file}"' for file in (HEADER, OF_SAMPLING, OF_DRAFTS))]
     lines = [*(f"#include {header}" for header in included), "int main() {", *statements, "}"]
     source.write_text("\n".join(lines))
     subprocess.run(["g++", "-std=c++17", source, "-o", folder / "ask"], check=True, capture_output=True)
@@ -79,11 +82,14 @@ def test_every_size_and_offset_is_what_the_compiler_says(tmp_path: Path):
 
 @needs_compiler
 def test_constants_are_those_of_the_header(tmp_path: Path):
-    numbers = "WEFT_ABI WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4 WEFT_MAX_TOP"
+    numbers = (
+        "WEFT_ABI WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4 WEFT_MAX_TOP WEFT_MAX_MATCH WEFT_MAX_PLACES WEFT_MAX_DRAFT"
+    )
     names = f"{numbers} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS WEFT_E_MEMORY".split()
     theirs = printed(tmp_path, [f'printf("%d\\n", {name});' for name in names])
     assert sampling.MAX_TOP == MAX_ALTERNATIVES
-    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, sampling.MAX_TOP, *CODES]
+    limits = [sampling.MAX_TOP, draft.MAX_MATCH, draft.MAX_PLACES, draft.MAX_DRAFT]
+    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, *limits, *CODES]
 
 
 @needs_compiler
