@@ -53,6 +53,7 @@ class Sizes:
     profile: bool = False
     offload: "Offload | None" = None
     stages: int = 1  # of a pipeline
+    speculation: str = "off"
 
 
 class Subject(Player):
@@ -100,7 +101,7 @@ def settings(sizes: Sizes) -> RunnerSettings:
         "pool": "bench/bench", "base-digest": f"sha256:{0:064}", "executor": sizes.executor, "dtype": sizes.dtype,
         "threads": sizes.threads, "kv-pages": pages_of(sizes), "max-sequences": sizes.rows, "max-adapters": sizes.slots,
         "max-batch-tokens": max(sizes.batch_tokens, sizes.rows),
-        "max-rank": sizes.max_rank, "token-time-ms": sizes.token_time_ms,
+        "max-rank": sizes.max_rank, "token-time-ms": sizes.token_time_ms, "speculation": sizes.speculation,
     }  # fmt: skip
     chosen: dict[str, Any] = {"profile": sizes.profile, "max_prefills": sizes.prefills}
     if (offload := sizes.offload) is not None:

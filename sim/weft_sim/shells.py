@@ -487,7 +487,7 @@ class RunnerShell(BaseShell):
         device.clear(step.clear_pages)
         compute, pages_of = device.row, pool.pages.pages_of
         last = in_slot = ""  # rows of an adapter are neighbours
-        for (key, adapter, n_tokens, samples), sequence in zip(step.batch.rows, step.sequences, strict=True):
+        for (key, adapter, n_tokens, samples, _), sequence in zip(step.batch.rows, step.sequences, strict=True):
             if adapter != last:
                 last = adapter
                 in_slot = device.slots.get(pool.adapters.slot_of(adapter), "no adapter") if adapter else ""

@@ -32,7 +32,7 @@ from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.request import SessionHello, Start, Stop
 from weft.domain.runner import RunnerOrder
-from weft_runner.core import Batch, BatchLimits, PoolLimits, Runner
+from weft_runner.core import Batch, BatchLimits, PoolLimits, Runner, Search
 from weft_runner.errors import ArtifactUnknown
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model import AdapterFiles, Executor, Grammars
@@ -228,8 +228,9 @@ class Driver:
     """An engine driven beat by beat on the test's own thread: nothing runs that the test did not ask for."""
 
     def __init__(
-        self, world: World, source: Any = None, make_executor: Callable[..., Any] | None = None, **limits: Any
-    ) -> None:
+        self, world: World, source: Any = None, make_executor: Callable[..., Any] | None = None,
+        search: Search | None = None, **limits: Any,
+    ) -> None:  # fmt: skip
         files = {path.name: path for path in world.base.iterdir()}
         spec = parse_spec(json.loads(files["config.json"].read_text()))
         sizes = {"total_pages": 64, "page_tokens": 4, "max_sequences": 32, "max_adapters": 4, **limits}
@@ -242,7 +243,7 @@ class Driver:
         self.swapped: list[int] = []
         self.skipped_s = 0.0
         self.engine = Engine(
-            Runner(self.limits),
+            Runner(self.limits, search=search),
             executor,
             lambda post: AdapterPool(executor.adapters, 64, source or world, post),
             self._take,
@@ -357,8 +358,8 @@ def make_driver() -> Iterator[Callable[..., Driver]]:
     """Make drivers over any model; their loader threads end with the test."""
     made: list[Driver] = []
 
-    def make(world: World, source: Any = None, **limits: Any) -> Driver:
-        made.append(Driver(world, source, **limits))
+    def make(world: World, source: Any = None, **how: Any) -> Driver:
+        made.append(Driver(world, source, **how))
         return made[-1]
 
     yield make

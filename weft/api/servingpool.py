@@ -311,6 +311,11 @@ class Advanced(ApiModel):
     sparse_attention: Literal["Off", "TopK"] = "Off"
     """Whether a token of a pool that offloads attends to the best tenth of its keys only (TopK), so that only their
     values are read, at some accuracy. A machine on which it was not measured to be a tenth faster does not use it."""
+    speculation: Literal["Suffix", "Off"] = "Suffix"
+    """Whether runners draft what an answer may go on with, from its own text and from the latest answers of its
+    namespace with its adapter, and check a draft in one step (Suffix). Answers are the same to the bit. It is used
+    where a runner computes a step of several tokens with the bits of single ones: on CPUs, in one process. Off keeps
+    no answers, and the time of an answer then says nothing of what the same namespace was answered before."""
 
 
 def _bound(value: object) -> int | str:

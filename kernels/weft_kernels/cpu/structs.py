@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 9
+ABI = 10
 BF16, FP32, INT8, INT4 = range(4)
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}  # of weights, by the name of their format
 LOST = -4
@@ -110,7 +110,7 @@ class StepStruct(Structure):
 
     _fields_ = [
         *_fields(c_int32, "n_tokens n_rows n_segments n_sampled first last"),
-        *_fields(c_void_p, "tokens rows page_table segments sampled slots hidden logits"),
+        *_fields(c_void_p, "tokens rows page_table segments sampled guesses slots hidden logits"),
         *_fields(LayerDone, "layer_done"),
         *_fields(c_void_p, "layers_done workspace"),
         *_fields(c_int64, "workspace_bytes"),

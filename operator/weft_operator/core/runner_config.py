@@ -37,6 +37,8 @@ def _flags(pool: Pool, base_digest: str, phase: str) -> Flags:
     for flag, parts in (("tensor-parallel", split.tensor), ("pipeline-parallel", split.pipeline)):
         if parts > 1:
             flags[flag] = parts
+    if sizes.speculation == "Off":
+        flags["speculation"] = "off"
     if phase != "Any":
         flags["role"] = phase.lower()
     offload = spec.memory.offload

@@ -195,6 +195,10 @@ class RunnerSettings:
         "tokens of an iteration; longer prompts are chunked (512; 0: as --max-sequences)",
         MAX_BATCH_TOKENS, ge=0, le=1 << 20,
     )  # fmt: skip
+    speculation: str = _flag(
+        "what drafts an answer's next tokens on cpu, in one process: texts that its end has matched, its own and those "
+        "of its adapter's latest answers; answers are the same to the bit", "suffix", choices=("suffix", "off"),
+    )  # fmt: skip
     role: str = _flag(
         "the phase that its hardware is for, in a pool that computes prompts and tokens apart",
         "any", choices=("any", "prompt", "token"),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from harness.draft_search import know
 from harness.quickstart import QUICKSTART, tokenizer
 from harness.runner_machine import RecordedGrammar, start_of
 from harness.small_runner import LaggingThreads, World, executor_of
@@ -364,6 +365,10 @@ PROMPT = "the quick brown fox"
 @pytest.fixture(params=["reference", "cpu"])
 def quick(request, tmp_path, make_driver):
     """Drivers over the quickstart's model, on an executor."""
+    return quickstart_drivers(tmp_path, make_driver, request.param)
+
+
+def quickstart_drivers(tmp_path: Path, make_driver: Any, kind: str) -> Any:
     base = tmp_path / "world" / "base"
     base.mkdir(parents=True)
     for path in (QUICKSTART / "model").iterdir():
@@ -373,7 +378,7 @@ def quick(request, tmp_path, make_driver):
     (base / "tokenizer.json").unlink()
     (base / "tokenizer.json").write_text(json.dumps(tokens))
     world = World(tmp_path / "world", json.loads((QUICKSTART / "model" / "config.json").read_text()))
-    make = partial(executor_of, kind=request.param, dtype="fp32")
+    make = partial(executor_of, kind=kind, dtype="fp32")
     limits = {"page_tokens": 16, "total_pages": 256}
     return lambda **more: make_driver(world, make_executor=make, **{**limits, **more})
 
@@ -449,6 +454,28 @@ def test_rows_whose_masks_come_late_say_what_they_say_in_time_and_delay_no_other
             driver.post(TICK)
             driver.beat()
         assert {key: text_of(driver, key) for key in requests} == in_time
+
+
+@pytest.mark.parametrize("lags", [(0,), (0, 0, 1)], ids=["in time", "some late"])
+def test_answers_of_a_grammar_with_drafts_are_those_without_them(tmp_path, make_driver, lags):
+    """A mask is made of each guess that was right; what is behind one that comes late is left to the next step."""
+    quick = quickstart_drivers(tmp_path, make_driver, "cpu")
+    requests = {f"json{i}": Sampling(seed=i, temperature=1.0, grammar=JSON, top_logprobs=1) for i in range(3)}
+    requests |= {f"phone{i}": Sampling(seed=i, temperature=1.0, grammar=PHONE, frequency_penalty=0.5) for i in range(3)}
+    requests["free"] = Sampling(seed=1, temperature=0.5)
+    plain = quick()
+    expected = run(plain, **requests)
+    drafting = quick(search=know([[*prompt(), *plain.answer(key)] for key in requests], 0))
+    drafting.pool.scheduler.guesses_worth = lambda _, gains: len(gains)
+    lagging = drafting.engine._grammars._grammars.threads = LaggingThreads(lags)
+    drafting.post(*(drafting.request(key, prompt(), 120, sampling=sampling) for key, sampling in requests.items()))
+    drafting.beat()
+    while drafting.pool.sequences or drafting.engine.runner.grammars.waiting:
+        lagging.beat(1)
+        drafting.post(TICK)
+        drafting.beat()
+    assert {key: text_of(drafting, key) for key in requests} == expected
+    assert drafting.pool.scheduler.drafter.figures.accepted > 50
 
 
 @pytest.mark.parametrize("cut", [1, 9, 20])

@@ -361,9 +361,10 @@ static inline void attend(AttentionTile<Kind>& t, Kv kv, int window, const Pages
   kv.end();
 }
 
+// `spoilt`: a guess whose values are no numbers: its result is none.
 template <class Kind>
-static inline void attended(const AttentionTile<Kind>& t, int m, int head_dim, typename Kind::X* out) {
-  const F whole = set1(1.0f / sum(load(t.sums[m])));
+static inline void attended(const AttentionTile<Kind>& t, int m, int head_dim, bool spoilt, typename Kind::X* out) {
+  const F whole = set1(spoilt ? NAN : 1.0f / sum(load(t.sums[m])));
   for (int d = 0; d < head_dim; d += 16) store_as(Kind{}, out + d, mul(load(t.out[m] + d), whole));
 }
 

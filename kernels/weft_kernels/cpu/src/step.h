@@ -469,10 +469,24 @@ class Step {
       char* keys = const_cast<char*>(pages.keys(position));
       int4_kv() ? append_int4_keys(keys, position % 16, x, dim) : append_keys(Kind{}, keys, position % 16, x, dim);
     } else {
+      if (s_.guesses != nullptr && s_.guesses[t] != 0 && !storable(x)) {
+        s_.guesses[t] = 2;
+        std::memset(x, 0, sizeof(float) * dim);
+      }
       char* values = const_cast<char*>(pages.values(position));
       int4_kv() ? append_int4_values(values, position % 16, x, dim)
                 : append_values(Kind{}, values, position % 16, x, dim);
     }
+  }
+
+  // A head's values are finite, also once they are rounded to what they are stored in.
+  bool storable(const float* x) const {
+    const F largest_kept = set1(int4_kv() ? 1.7e38f : std::is_same<Kind, Bf16Kind>::value ? 3.396e38f : 3.4028234e38f);
+    F kept = set1(1.0f);
+    for (int d = 0; d < m_.head_dim; d += 16)
+      kept = where_less(negative_abs(load(x + d)), sub(zero(), largest_kept), zero(),
+                        mul(kept, add(set1(1.0f), mul(load(x + d), zero()))));
+    return sum(kept) == 16.0f;
   }
 
   // Halves are paired, as in transformers: (a, b) -> (a cos - b sin, b cos + a sin).
@@ -524,7 +538,8 @@ class Step {
     n = 0;
     for (int t = first; t < last; t++)
       for (int h = 0; h < heads; h++, n++)
-        attended(tile, n, m_.head_dim, x_ + t * at_.x_stride + (head + h) * m_.head_dim);
+        attended(tile, n, m_.head_dim, s_.guesses != nullptr && s_.guesses[t] == 2,
+                 x_ + t * at_.x_stride + (head + h) * m_.head_dim);
   }
 
   template <class Kv>

@@ -53,12 +53,16 @@ class BatchLimits:
 
 
 class Row(NamedTuple):
-    """A sequence's part of a step: `n_tokens` of its pending tokens. `samples`: nothing is pending afterwards."""
+    """A sequence's part of a step: `n_tokens` of its pending tokens. `samples`: nothing is pending afterwards.
+
+    `drafted`: guesses that follow its one pending token, counted in `n_tokens`: each is sampled behind, and checked.
+    """
 
     key: str
     adapter: str
     n_tokens: int
     samples: bool
+    drafted: tuple[int, ...] = ()
 
 
 class Candidate(NamedTuple):
@@ -79,21 +83,25 @@ class Candidate(NamedTuple):
 class Batch:
     """Rows in the order of the step's tokens; the first `n_prefills` are in prefill.
 
-    Of all `n_tokens` `prompt_tokens` are those of rows in prefill; `n_adapters` differ. Counted once: a batch may run
-    many times, and has the same `number` then, which no other has; 0: what is left of one.
+    Of all `n_tokens` `prompt_tokens` are those of rows in prefill and `guesses` are drafted; `n_adapters` differ.
+    Counted once: a batch may run many times, and has the same `number` then, which no other has; 0: what is left of
+    one, or one with guesses, which `extends` the batch of that number.
     """
 
     rows: tuple[Row, ...]
     n_prefills: int
     number: int = field(default=0, compare=False)
+    extends: int = field(default=0, compare=False)
     n_tokens: int = field(init=False)
     prompt_tokens: int = field(init=False)
+    guesses: int = field(init=False)
     n_adapters: int = field(init=False)
 
     def __post_init__(self) -> None:
         count = partial(object.__setattr__, self)
         count("n_tokens", sum(row.n_tokens for row in self.rows))
         count("prompt_tokens", sum(row.n_tokens for row in self.rows[: self.n_prefills]))
+        count("guesses", sum(len(row.drafted) for row in self.rows))
         count("n_adapters", len({row.adapter for row in self.rows if row.adapter}))
 
 

@@ -8,12 +8,15 @@ Rows and prompts of batch requests join interactive ones only as far as the step
 time (`_beside_interactive`); the others keep their KV and pause.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import count
 from math import inf, isfinite
 
 from weft.domain.request import Priority
 from weft_runner.core.batch import Batch, Batching, BatchLimits, Candidate, form_batch
+from weft_runner.core.drafts.drafter import Drafter, Search
+from weft_runner.core.sequence import Sequence as PoolSequence
 from weft_runner.core.step_time_model import Lateness, StepModel, StepTimeEstimator
 
 TOKEN_TIMES = 2.0  # steps of one row: the token time beside batch rows in a pool that states none
@@ -26,8 +29,10 @@ class BatchScheduler:
     iteration to the next: what is derived from it (its order, segments, page table) is derived once.
     """
 
-    def __init__(self, limits: BatchLimits, model: StepModel) -> None:
+    def __init__(self, limits: BatchLimits, model: StepModel, search: Search | None = None) -> None:
+        """`search`: of drafts; None: nothing is drafted."""
         self._limits, self.step_time, self.lateness = limits, StepTimeEstimator(model), Lateness()
+        self.drafter = Drafter(search)
         self.reusable_batch: Batch | None = None
         self._numbers = count(1)
         self.keys = 0  # tokens in KV of the decode rows that were chosen last
@@ -112,6 +117,39 @@ class BatchScheduler:
             [*prompts, *batch_prompts], [*rows, *joining], limits, prompt_tokens=prompt_tokens, number=number
         )
 
+    def draft(
+        self,
+        batch: Batch,
+        sequences: Mapping[str, PoolSequence],
+        max_guesses: Callable[[PoolSequence], int],
+        now: float,
+    ) -> Batch:
+        """Give decode rows of a batch the guesses that pay (`Drafter.extend`). Such a batch runs once."""
+        if self.drafter.rests(batch):
+            return batch
+        step_ms = self.step_time.step_ms(len(batch.rows) - batch.n_prefills, self.keys, batch.prompt_tokens)
+        worth = partial(self.guesses_worth, batch)
+        return self.drafter.extend(batch, sequences, max_guesses, worth, step_ms, now)
+
+    def guesses_worth(self, batch: Batch, gains: Sequence[float]) -> int:
+        """Return how many guesses to check beside the rows of a batch, of those with these expected tokens.
+
+        `gains`: the largest first. As many as make the tokens that the step is expected to sample, of the time that it
+        is expected to take, the most; within the token time, and the tokens of a step.
+        """
+        times, rows = self.step_time, len(batch.rows) - batch.n_prefills
+        alone_ms = times.step_ms(rows, self.keys, batch.prompt_tokens)
+        tokens = float(sum(row.samples for row in batch.rows))
+        best, most_per_ms = 0, tokens / alone_ms
+        for n_guesses, gain in enumerate(gains[: max(0, self._limits.max_batch_tokens - batch.n_tokens)], 1):
+            tokens += gain
+            step_ms = alone_ms + times.guesses_ms(rows, n_guesses)
+            if step_ms > self._limits.token_time_ms:
+                break
+            if tokens / step_ms > most_per_ms:
+                best, most_per_ms = n_guesses, tokens / step_ms
+        return best
+
     def _apart(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]
     ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
@@ -141,12 +179,15 @@ class BatchScheduler:
         self.departures += 1
         self.reusable_batch = None
 
-    def count_run(self, batch: Batch) -> None:
-        """Count a batch that has run: each of its decode rows has one key more, and one place less in its pages."""
-        if (reusable := self.reusable_batch) is not None and reusable.number == batch.number:
-            self.keys += len(batch.rows)
-            self._steps -= 1
-            if not self._steps:
+    def count_run(self, batch: Batch, accepted: Collection[int] = ()) -> None:
+        """Count a batch that has run: each of its decode rows has one key more, and one place less in its pages.
+
+        `accepted`: guesses that rows of a batch that extends it have more.
+        """
+        if (reusable := self.reusable_batch) is not None and reusable.number in (batch.number, batch.extends):
+            self.keys += len(batch.rows) + sum(accepted)
+            self._steps -= 1 + max(accepted, default=0)
+            if self._steps <= 0:
                 self.reusable_batch = None
 
     def learn(self, batch: Batch, measured_ms: float, keys: int | None = None, *, awaited: bool = True) -> None:
@@ -156,7 +197,7 @@ class BatchScheduler:
         """
         keys = self.keys if keys is None else keys
         rows = len(batch.rows) - batch.n_prefills
-        expected_ms = self.step_time.learn(rows, keys, batch.prompt_tokens, measured_ms)
+        expected_ms = self.step_time.learn(rows, keys, batch.prompt_tokens, measured_ms, batch.guesses)
         if awaited:
             self.lateness.add((expected_ms, measured_ms))
 

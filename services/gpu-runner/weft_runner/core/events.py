@@ -99,6 +99,7 @@ class StepSlot:
 
 
 _NONE: Mapping[str, list[TokenLogprob]] = MappingProxyType({})
+_NO_DRAFTS: Mapping[str, list[SampledToken]] = MappingProxyType({})
 
 
 class StepResults(NamedTuple):
@@ -106,6 +107,7 @@ class StepResults(NamedTuple):
 
     `prompts`: log probabilities of prompt tokens behind those that a row has fed, as far as it asks for them.
     `late`: rows whose masks were not there in time and which have no result. `forwards`: passes that the step took.
+    `checked`: of rows with a draft all that they sampled: the guesses that were right, and one token behind them.
     """
 
     tokens: Mapping[str, SampledToken]
@@ -113,6 +115,7 @@ class StepResults(NamedTuple):
     prompts: Mapping[str, list[TokenLogprob]] = _NONE
     late: tuple[str, ...] = ()
     forwards: int = 1
+    checked: Mapping[str, list[SampledToken]] = _NO_DRAFTS
 
 
 class StepDone(NamedTuple):

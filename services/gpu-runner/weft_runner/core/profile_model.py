@@ -5,11 +5,11 @@ The best batch (Punica, section 5.1, picks it by hand: 32 on an A100) is the one
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from weft_runner.core.step_time_model import StepModel
+from weft_runner.core.step_time_model import GuessTimes, StepModel
 
 GAIN = 1.05  # a larger batch is worth it from here on: below it a request gains more from a runner of its own
 TOKEN_MS_LEAST = 1e-6  # a prompt token costs something, or its factor could never be learnt
@@ -69,16 +69,17 @@ class Profile:
 
 def make_profile(
     decode: Sequence[DecodeTime], prefill: Sequence[PrefillTime], longer: DecodeTime | None, *, max_sequences: int,
-    token_time_ms: float, batches: int = 1,
+    token_time_ms: float, batches: int = 1, guess_times: GuessTimes | None = None,
 ) -> Profile:  # fmt: skip
     """Make a profile of at least one time of each kind.
 
-    `longer`: as many rows as one of `decode` with more keys (None: not measured).
+    `longer`: as many rows as one of `decode` with more keys (None: not measured). `guess_times`: what drafted tokens
+    add (None: nothing is drafted).
 
     `batches` in flight at a time share out the sequences; while one takes its way through the stages the others do, so
     that all of them get a token in the time of one: the best number of sequences is `batches` times the best batch.
     """
-    model = fit(decode, prefill, longer)
+    model = replace(fit(decode, prefill, longer), guess_times=guess_times or {})
     known = _known(decode, model, max_sequences)
     best = min(best_batch(known, token_time_ms), -(-max_sequences // batches))
     return Profile(tuple(decode), tuple(prefill), model, min(best * batches, max_sequences), round(_at(known, best), 3))

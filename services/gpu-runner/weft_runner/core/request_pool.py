@@ -36,6 +36,8 @@ from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, no_capa
 from weft_runner.core.awaited_grammars import AwaitedMasks
 from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.drafts.drafter import Search
+from weft_runner.core.drafts.recent_answers import check_recent_answers
 from weft_runner.core.drain import RunnerDrain
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.preempt.preemption import Preemptor
@@ -53,6 +55,7 @@ from weft_runner.core.transfer.hand_over import HandOver
 from weft_runner.core.transfer.transfers import check_kv_transfers
 
 UNCOMPUTED = (SequencePhase.WAITING, SequencePhase.PREFILL)
+WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # nobody broke the answer off
 # At every iteration, or token: their own constructors are Python functions.
 _send, _step = partial(tuple.__new__, Send), partial(tuple.__new__, Step)
 _tokens = partial(tuple.__new__, SequenceTokens)
@@ -61,11 +64,12 @@ _tokens = partial(tuple.__new__, SequenceTokens)
 class RequestPool:
     """One owner: the runner's machine."""
 
-    def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
+    def __init__(self, limits: PoolLimits, model: StepModel = GUESS, search: Search | None = None) -> None:
+        """`search`: of drafts, where the executor checks them to the bit; None: nothing is drafted."""
         self.limits = limits
         self.effects: list[ev.Effect] = []
         self.timers: TimerQueue[tuple[str, ...]] = TimerQueue()
-        self.scheduler = BatchScheduler(limits.batch, model)
+        self.scheduler = BatchScheduler(limits.batch, model, search)
         self._epochs = HighestEpochs()
         self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages)
         self.reuse = PrefixReuse(self.pages)
@@ -82,6 +86,7 @@ class RequestPool:
         self.now = 0.0  # the time of the event
         self.token_times = TokenTimes()
         self._admissions = self._launches = 0
+        self._drafts = search is not None
         self.hand_over = HandOver(
             self, limits, self.pages, self.reservations, self.scheduler, self._epochs, self.effects, self.timers
         )
@@ -201,7 +206,7 @@ class RequestPool:
         if self.masks.constrained:
             self.masks.before_step(self.now)
         if depth == 1 and self.scheduler.reusable_batch is not None:
-            return self.scheduler.reusable_batch
+            return self._drafted(self.scheduler.reusable_batch) if self._drafts else self.scheduler.reusable_batch
         for sequence in self._here(SequencePhase.PREFILL):
             self.reuse.before_step(sequence)
         self.settle()
@@ -225,7 +230,17 @@ class RequestPool:
             self._launches += 1
             for row in batch.rows:
                 self.sequences[row.key].launch(self._launches)
-        return batch
+        return self._drafted(batch) if self._drafts and depth == 1 else batch
+
+    def _drafted(self, batch: Batch) -> Batch:
+        """Give decode rows of a batch the guesses that pay. Such a batch runs once."""
+        return self.scheduler.draft(batch, self.sequences, self._max_guesses, self.now)
+
+    def _max_guesses(self, sequence: Sequence) -> int:
+        """Count the guesses that its reserved pages and its answer's length leave place for, beside one token more."""
+        if sequence.start.sampling.pooling:
+            return 0
+        return min(self._free_tokens(sequence, sequence.in_kv), sequence.max_len - len(sequence.tokens)) - 1
 
     def schedule_behind(self, step: ev.RunStep) -> Batch:
         """The batch that follows a step in flight, whose sequences are taken to go on; empty: its results come first.
@@ -288,13 +303,13 @@ class RequestPool:
 
     def account(self, batch: Batch, results: ev.StepResults, late: Iterable[str] = ()) -> None:
         """Take an iteration's results. `late`: of these no row is in the batch any more."""
-        tokens, failures, prompts, _, forwards = results
+        tokens, failures, prompts, _, forwards, checked = results
         self.iterations += 1
         self._forwards += forwards
         for key in late:
             self.sequences[key].sit_out()
             self.scheduler.invalidate()
-        self.scheduler.count_run(batch)
+        self.scheduler.count_run(batch, [len(sampled) - 1 for sampled in checked.values()] if checked else ())
         if first := self.token_times.count_run(batch, self.sequences, self.now):
             for sequence in first:
                 start = sequence.start
@@ -302,8 +317,10 @@ class RequestPool:
                     self.effects.append(ev.PromptComputed(len(start.prompt), self.now - sequence.arrived))
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
-        for key, _, n_tokens, samples in batch.rows:
+        for row in batch.rows:
+            key, _, n_tokens, samples, drafted = row
             sequence = sequences[key]
+            right: list[SampledToken] = []  # guesses of its draft
             if key in failures:
                 reason = EndReason.GRAMMAR if sequence.mask is not None and sequence.mask.fault else EndReason.INTERNAL
                 self.end(sequence, reason, failures[key], forget=True)
@@ -311,13 +328,18 @@ class RequestPool:
             if prompts and key in prompts:
                 part = PromptLogprobs(key, sequence.start.epoch, sequence.in_kv + 1, prompts[key])
                 self.effects.append(Send(sequence.owner, part))
+            if drafted:
+                *right, _ = checked[key]
+                n_tokens = 1 + len(right)
+                self.scheduler.drafter.learn(row, [one.token for one in checked[key]])
+                sequence.accept([one.token for one in right])
             sequence.feed(n_tokens)
             self._tokens += n_tokens
             pages.fill(key, sequence.in_kv)
             if sequence.chain is not None and sequence.in_kv // page_tokens != sequence.named_pages:
                 self.reuse.publish(sequence)
             if samples:
-                self._append(sequence, tokens[key], produced)
+                self._append(sequence, checked[key][-1] if drafted else tokens[key], produced, right)
             elif (outgoing := self._kv.outgoing.get(key)) is not None:
                 self._kv.send_pages(outgoing, pages.pages_of(key), sequence.in_kv // page_tokens)
         for owner, of_session in produced.values():
@@ -450,6 +472,7 @@ class RequestPool:
         about = sequence.n_emitted, sequence.arrived, sequence.times, self.now
         self.effects.append(ev.SequenceEnded(sequence.start, finish, *about))
         del self.sequences[sequence.key]
+        self.scheduler.drafter.remove(sequence, self.now, ended=finish in WHOLE)
         self.masks.remove(sequence.key)
         self.reservations.remove(sequence.key)
         self.swapping.remove(sequence)
@@ -516,8 +539,10 @@ class RequestPool:
         return sorted(here, key=lambda s: s.turn)[:part]
 
     def _append(
-        self, sequence: Sequence, sampled: SampledToken, produced: dict[str, tuple[Peer, list[SequenceTokens]]]
-    ) -> None:
+        self, sequence: Sequence, sampled: SampledToken, produced: dict[str, tuple[Peer, list[SequenceTokens]]],
+        before: list[SampledToken],
+    ) -> None:  # fmt: skip
+        """Take a sampled token, and send it. `before`: those that the same step sampled, and that are taken already."""
         token, logprob, hidden = sampled
         start = sequence.start
         if hidden:
@@ -536,6 +561,10 @@ class RequestPool:
             elif len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
+        if before:
+            position -= len(before)
+            tokens = (*(one.token for one in before), *tokens)
+            logprobs = (*(one.logprob for one in before if one.logprob is not None), *logprobs)
         if (of_session := produced.get(sequence.owner.name)) is None:
             of_session = produced[sequence.owner.name] = sequence.owner, []
         of_session[1].append(
@@ -555,6 +584,7 @@ def _candidate(sequence: Sequence) -> Candidate:
 
 def check_pool(pool: RequestPool) -> None:
     """Every book balances and agrees with the sequences. Cheap enough for an idle loop."""
+    check_recent_answers(pool.scheduler.drafter.answers)
     check_page_table(pool.pages, [page for a in pool.adapters.adapters.values() for page in a.pages])
     check_adapters(pool.adapters)
     check_swap(pool.swap)

@@ -14,6 +14,7 @@ from weft_runner.core import events as ev
 from weft_runner.core.admission import PoolLimits, ended, no_capacity
 from weft_runner.core.awaited_grammars import WAIT_S, AwaitedGrammars
 from weft_runner.core.batch import Batch
+from weft_runner.core.drafts.drafter import Search
 from weft_runner.core.reporter import Reporter
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.step_time_model import GUESS, StepModel
@@ -25,8 +26,9 @@ _step = partial(tuple.__new__, ev.RunStep)  # at every iteration: its own constr
 class Runner:
     """One owner: the engine's thread, or the simulator."""
 
-    def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
-        self.pool = RequestPool(limits, model)
+    def __init__(self, limits: PoolLimits, model: StepModel = GUESS, search: Search | None = None) -> None:
+        """`search`: of drafts, see `RequestPool`."""
+        self.pool = RequestPool(limits, model, search)
         self._effects = self.pool.effects  # of the present event
         self.reporter = Reporter(self.pool)
         self._timers = self.pool.timers

@@ -107,10 +107,9 @@ class LogitAdjustments:
                 self._update(banned)
         return self._lasts or bool(self._ends)
 
-    @property
-    def steady(self) -> bool:
-        """Whatever the next token is, they are the same behind it."""
-        return not self._reads and (not self._ends or self._length + 1 < self._min_tokens)
+    def is_steady(self, n_tokens: int) -> bool:
+        """Whatever the next `n_tokens` tokens are, they are the same behind each of them."""
+        return not self._reads and (not self._ends or self._length + n_tokens < self._min_tokens)
 
     def _update(self, token: int) -> None:
         """Compute the penalties' numbers after the answer so far."""

@@ -14,6 +14,7 @@ generated token is not in KV yet: it is the next step's input.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Listed
 from enum import Enum
 
 from weft.domain.machine import Peer
@@ -46,9 +47,9 @@ class Sequence:
     """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
 
     __slots__ = (
-        "adjustments", "admitted", "arrived", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "mask",
-        "max_len", "named_pages", "owner", "phase", "reservation_tokens", "start", "stop_tokens", "swaps", "times",
-        "tokens", "turn",
+        "adjustments", "admitted", "arrived", "chain", "doublings", "early", "end_tokens", "gateway", "in_flight",
+        "in_kv", "key", "mask", "max_len", "named_pages", "owner", "phase", "reservation_tokens", "start",
+        "stop_tokens", "swaps", "times", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,8 @@ class Sequence:
         self.tokens: list[int] = [*start.prompt, *start.emitted]
         self.adjustments = logit_adjustments(start.sampling, start.emitted, start.prompt, eos)
         self.stop_tokens = frozenset(start.sampling.stop_token_ids)
+        self.end_tokens = self.stop_tokens | eos
+        self.early = 0  # tokens that what it may sample is ahead of `tokens`, while a draft is checked
         self.mask = mask
         self.in_kv = 0
         self.reservation_tokens = start.reservation_tokens
@@ -77,10 +80,9 @@ class Sequence:
         """Say whether its rows are computed here."""
         return self.phase in RUNNING
 
-    @property
-    def steady(self) -> bool:
-        """Say whether what it may sample is the same whatever its next token is."""
-        return (self.adjustments is None or self.adjustments.steady) and (
+    def is_steady(self, n_tokens: int) -> bool:
+        """Say whether what it may sample is the same whatever its next `n_tokens` tokens are."""
+        return (self.adjustments is None or self.adjustments.is_steady(n_tokens)) and (
             self.mask is None or self.mask.grammar is None
         )
 
@@ -158,8 +160,25 @@ class Sequence:
         assert self.phase is SequencePhase.DECODE, self.phase
         assert self.in_kv == len(tokens) < self.max_len, (self.in_kv, len(tokens), self.max_len)
         tokens.append(token)
-        if self.adjustments is not None or self.mask is not None:
+        if self.early:
+            self.early -= 1  # a guess whose successor could not be sampled
+        elif self.adjustments is not None or self.mask is not None:
             self._advance(token)
+
+    def check(self, guess: int) -> None:
+        """Take a guess that was right for what may be sampled behind it, before it is a token of the answer."""
+        self._advance(guess)
+        self.early += 1
+
+    def accept(self, guesses: Listed[int]) -> None:
+        """Take guesses that were right: they are in KV, once its pending token is."""
+        assert self.phase is SequencePhase.DECODE, self.phase
+        assert self.pending == 1, self.pending
+        self.tokens.extend(guesses)
+        assert len(self.tokens) < self.max_len, (len(self.tokens), self.max_len)
+        if self.adjustments is not None or self.mask is not None:
+            self._advance(*guesses[self.early :])
+        self.early = max(0, self.early - len(guesses))
 
     def _advance(self, *tokens: int) -> None:
         """Bring what it may sample next up to date with its answer."""
@@ -228,6 +247,7 @@ class Sequence:
 
 def check_sequence(sequence: Sequence) -> None:
     """Check what holds between two iterations, whatever happened."""
+    assert not sequence.early, sequence.early
     assert 0 <= sequence.in_kv <= len(sequence.tokens), (sequence.in_kv, len(sequence.tokens))
     assert sequence.base_len <= len(sequence.tokens) <= max(sequence.max_len, sequence.base_len)
     if sequence.phase in (SequencePhase.DECODE, SequencePhase.PAUSED):

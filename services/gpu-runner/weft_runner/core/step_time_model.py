@@ -3,21 +3,32 @@
 Linear in what a step does, as its cost is: weights stream once, keys once a row, prompt tokens are computed.
 
     step_ms = decode x (base + row * rows + key * keys) + prompt x (token * prompt_tokens)
+              + guesses_ms + host + more * guesses
 
 `rows` are decode rows and `keys` the tokens in KV that they attend to. base, row, key and token come from the profile
-at start (`StepModel`); the two factors follow the measured steps (normalised least mean squares), so that a noisy
+at start (`StepModel`); the factors follow the measured steps (normalised least mean squares), so that a noisy
 neighbour, adapters, or long contexts in prefill, which the form leaves out, change the next chunk and not the promise.
+What drafted tokens add is no line: a kernel takes a few rows at a time, and the first one more may cost the most. So it
+is a table of measured steps (`GuessTimes`). What steps with guesses take beyond it, on the host once and of adapters
+and samplers for each guess, follows the measured ones in the same way.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 MIN_CHUNK = 32  # tokens: a prompt moves on, whatever the target; fewer stream the weights again for hardly less work
 TILE = 16  # chunks are whole tiles of rows: a kernel's last tile costs the same full or not
 RATE = 0.125  # of the error, per step: a third of it is left after eight steps
 STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
 
+GUESS_UNIT = 8  # guesses that weigh as much as the host's part of a step with any
+KEEP = 1.0 - RATE / 256  # of what is known of guesses, a step without any
 LATE_STEPS = 160  # that `Lateness` is of: a disturbance is forgotten within seconds
+
+
+GuessTimes = Mapping[int, tuple[tuple[int, float], ...]]  # rows -> (guesses a row, ms that they add), from (0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,19 @@ class StepModel:
     row_ms: float
     key_ms: float
     token_ms: float
+    guess_times: GuessTimes = field(default_factory=dict[int, tuple[tuple[int, float], ...]])
+
+    def guesses_ms(self, rows: int, guesses: int) -> float:
+        """Return what `guesses` drafted tokens add to a step of `rows` decode rows, by the nearest measured rows.
+
+        On a line between two measured numbers, and on the last one beyond them; unmeasured: each costs a row.
+        """
+        if not self.guess_times or not rows:
+            return self.row_ms * guesses
+        near = max((n for n in self.guess_times if n <= rows), default=min(self.guess_times))
+        a_row, times = guesses / rows, self.guess_times[near]
+        (low, low_ms), (high, high_ms) = next((pair for pair in pairwise(times) if a_row <= pair[1][0]), times[-2:])
+        return rows / near * (low_ms + (high_ms - low_ms) * (a_row - low) / (high - low))
 
     def decode_ms(self, rows: int, keys: int) -> float:
         """A step without prompts."""
@@ -38,33 +62,54 @@ GUESS = StepModel(base_ms=1.0, row_ms=0.05, key_ms=0.0, token_ms=0.1)  # unprofi
 
 
 class StepTimeEstimator:
-    """The model and its two factors. One owner."""
+    """The model, its two factors, and what steps with guesses take beyond it. One owner."""
 
     def __init__(self, model: StepModel) -> None:
         self.model = model
         self.decode = self.prompt = 1.0
+        self._host_ms = self._more_ms = 0.0  # of steps with guesses, and of each guess
+        self._guesses_ms: dict[int, list[float]] = {}  # of the model, by rows and guesses
 
     def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
         """Return how long such a step is expected to take."""
         return self.decode * self.model.decode_ms(rows, keys) + self.prompt * self.model.token_ms * prompt_tokens
 
+    def guesses_ms(self, rows: int, guesses: int) -> float:
+        """Return how much longer `guesses` drafted tokens are expected to make a step of `rows` decode rows."""
+        by_number = self._guesses_ms.setdefault(rows, [])
+        while len(by_number) <= guesses:
+            by_number.append(self.model.guesses_ms(rows, len(by_number)))
+        return by_number[guesses] + self._host_ms + self._more_ms * guesses
+
     def prefill_ms(self, tokens: int) -> float:
         """Return how long `tokens` tokens of prompts are expected to take."""
         return self.prompt * self.model.token_ms * tokens
 
-    def learn(self, rows: int, keys: int, prompt_tokens: int, measured_ms: float) -> float:
+    def learn(self, rows: int, keys: int, prompt_tokens: int, measured_ms: float, guesses: int = 0) -> float:
         """A step took so long; what it was expected to. What a mixed step took beyond its decode rows is its prompt's.
+
+        Where it has no prompt, that is its drafted tokens'.
 
         One that took less than its decode rows alone should proves that these were thought too slow. Without that a
         burst while no prompt ran could hold every later chunk at its least for as long as prompts come without a gap.
         """
         decode_ms = self.decode * self.model.decode_ms(rows, keys)
         prompt_ms = self.prompt * self.model.token_ms * prompt_tokens
-        if not prompt_tokens or measured_ms < decode_ms:
+        guesses_ms = self.guesses_ms(rows, guesses) if guesses else 0.0
+        if not guesses:  # what a few slow steps taught is forgotten
+            self._host_ms *= KEEP
+            self._more_ms *= KEEP
+        if measured_ms < decode_ms or not (prompt_tokens or guesses):
             self.decode *= _correction(measured_ms, decode_ms)
+        elif prompt_tokens:
+            self.prompt *= _correction(measured_ms - decode_ms - guesses_ms, prompt_ms)
         else:
-            self.prompt *= _correction(measured_ms - decode_ms, prompt_ms)
-        return decode_ms + prompt_ms
+            late_ms = min(measured_ms, STEP_MOST * (decode_ms + guesses_ms)) - decode_ms - guesses_ms
+            weight = guesses / GUESS_UNIT
+            part_ms = RATE * late_ms / (1.0 + weight * weight)
+            self._host_ms = max(0.0, self._host_ms + part_ms)
+            self._more_ms = max(0.0, self._more_ms + part_ms * weight / GUESS_UNIT)
+        return decode_ms + prompt_ms + guesses_ms
 
     def tokens_within(self, target_ms: float, rows: int, keys: int, prompt_tokens: int, most: int) -> int:
         """Prompt tokens beyond those that such a step has time for: whole tiles, or what is less than one."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from weft.domain.request import Sampling, TokenLogprob
@@ -42,13 +42,13 @@ class BuiltStep:
     sequences: tuple[PoolSequence, ...]
     step: StepInput
     sampled: tuple[PoolSequence, ...]
-    scores: bool  # some rows have log probabilities of their prompt
+    scores: bool  # some rows have several rows of logits: for log probabilities of their prompt, or to check guesses
     unseen: frozenset[PoolSequence] = frozenset()  # those with a token of the step in flight, not known as it was built
 
     @property
     def waits(self) -> bool:
         """What some rows may sample depends on tokens that are not known yet."""
-        return any(not s.steady for s in self.unseen)
+        return any(not s.is_steady(1) for s in self.unseen)
 
     def draws(self) -> list[SamplingArgs]:
         """What is sampled from each row of the step's logits, as it is launched."""
@@ -59,12 +59,27 @@ class BuiltStep:
                 for s in self.sampled
             ]
         draws: list[SamplingArgs] = []
-        for row, sequence in zip(self.step.rows, self.sequences, strict=True):
-            s, here = sequence, range(row.position + 1, row.position + 1 + row.scored)
+        for of_batch, row, s in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
+            if of_batch.drafted:
+                at, n_steady = len(s.tokens), row.scored if s.is_steady(row.scored) else 0
+                steady = range(at, at + 1 + n_steady)
+                draws += [SamplingArgs(s.start.sampling, place, s.adjustments, s.mask) for place in steady]
+                draws += [UNREAD] * (row.scored - n_steady)
+                continue
+            here = range(row.position + 1, row.position + 1 + row.scored)
             draws += [SamplingArgs(s.start.sampling, at, given=s.tokens[at]) for at in here]
             if row.samples:
                 draws.append(SamplingArgs(s.start.sampling, len(s.tokens) + (s in unseen), s.adjustments, s.mask))
         return draws
+
+    def guessed(self) -> list["Guessed"]:
+        """The rows whose guesses are to be checked one after the other: what may come depends on those before."""
+        found, at = list[Guessed](), 0
+        for of_batch, row, s in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
+            if of_batch.drafted and not s.is_steady(row.scored):
+                found.append(Guessed(s, of_batch.drafted, at))
+            at += row.scored + row.samples
+        return found
 
     def late_draws(self, runs: Callable[[PoolSequence], bool]) -> list[SamplingArgs]:
         """What `draws` gives once every token is known. `runs`: others have left meanwhile, and wait for no mask."""
@@ -86,7 +101,7 @@ class BuiltStep:
             return self._scored(iter(found))
         tokens = {s.key: token for s, token in zip(self.sampled, found, strict=True) if token is not None}
         if len(tokens) == len(self.sampled):
-            return _all_well((tokens, {}, {}, (), 1))
+            return _all_well((tokens, {}, {}, (), 1, {}))
         without = [s for s in self.sampled if s.key not in tokens]
         late = tuple(s.key for s in without if _is_late(s))
         return StepResults(tokens, {s.key: _why(s) for s in without if not _is_late(s)}, late=late)
@@ -96,7 +111,16 @@ class BuiltStep:
         failures: dict[str, str] = {}
         prompts: dict[str, list[TokenLogprob]] = {}
         late: list[str] = []
-        for row, sequence in zip(self.step.rows, self.sequences, strict=True):
+        checked: dict[str, list[SampledToken]] = {}
+        for of_batch, row, sequence in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
+            if of_batch.drafted:
+                if one := _checked(of_batch.drafted, [*islice(found, row.scored + 1)]):
+                    checked[sequence.key] = one
+                elif _is_late(sequence):
+                    late.append(sequence.key)
+                else:
+                    failures[sequence.key] = _why(sequence)
+                continue
             given, sampled = [*islice(found, row.scored)], [*islice(found, int(row.samples))]
             logprobs = [one.logprob for one in given if one is not None and one.logprob is not None]
             if None in sampled and _is_late(sequence):
@@ -108,7 +132,30 @@ class BuiltStep:
             if logprobs:
                 prompts[sequence.key] = logprobs
             tokens.update((sequence.key, token) for token in sampled if token is not None)
-        return StepResults(tokens, failures, prompts, tuple(late))
+        return StepResults(tokens, failures, prompts, tuple(late), checked=checked)
+
+
+class Guessed(NamedTuple):
+    """A row with guesses, and which row of the step's logits its first one is checked by."""
+
+    sequence: PoolSequence
+    drafted: tuple[int, ...]
+    first: int
+
+
+def _checked(drafted: tuple[int, ...], found: list[SampledToken | None]) -> list[SampledToken]:
+    """Return the guesses that are what was sampled, and the token behind them; nothing where not even one was sampled.
+
+    What is missing behind the first is found again by the next step, or fails there.
+    """
+    taken: list[SampledToken] = []
+    for one, guess in zip_longest(found, drafted):
+        if one is None:
+            break
+        taken.append(one)
+        if one.token != guess:
+            break
+    return taken
 
 
 def _is_late(sequence: PoolSequence) -> bool:
@@ -141,7 +188,8 @@ class StepBuilder:
                 kept = self._kept = replace(kept, unseen=frozenset())
             return kept
         built = self._build(batch, sequences, {} if behind is None else behind.positions())
-        self._kept = built if keep else None
+        if not batch.guesses:  # else the batch that it extends may run again
+            self._kept = built if keep else None
         return built
 
     def advance_speculatively(self, built: BuiltStep) -> BuiltStep | None:
@@ -169,10 +217,12 @@ class StepBuilder:
                 tokens.append(0)
             else:
                 tokens.extend(sequence.tokens[in_kv : in_kv + row.n_tokens])
+            tokens.extend(row.drafted)
             pages = tuple(self._pool.pages.pages_of(row.key))
-            scored = sequence.scored(row.n_tokens, fed)
+            scored = len(row.drafted) or sequence.scored(row.n_tokens, fed)
             pools = row.samples and sequence.start.sampling.pooling
-            step_rows.append(StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools))
+            guesses = len(row.drafted)
+            step_rows.append(StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools, guesses))
         step = StepInput(tokens, tuple(step_rows), self._plan(batch.rows, len(tokens)), taken)
         sampled = tuple(s for row, s in zip(batch.rows, sequences, strict=True) if row.samples)
         return BuiltStep(batch, sequences, step, sampled, any(row.scored for row in step_rows), frozenset(unseen))

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from weft_runner.core.batch import Batch
@@ -23,10 +24,11 @@ from weft_runner.core.events import Effect, RunStep, StepDone, StepResults, Step
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
-from weft_runner.engine.builder import BuiltStep, StepBuilder
+from weft_runner.engine.builder import BuiltStep, Guessed, StepBuilder
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined, Rows, StepHandle
 from weft_runner.model.layer_progress import LayerReports
+from weft_runner.model.sampling import SamplingArgs
 
 log = logging.getLogger(__name__)
 ONE = StepSlot()  # at every iteration of most executors
@@ -165,7 +167,7 @@ class StepLoop:
         elif self._pipelined is not None:
             handle = self._pipelined.launch(built.step, built.draws())
         else:
-            tokens = self._executor.sample(self._executor.run(built.step, **self._reports.options), built.draws())
+            tokens = sample_step(self._executor, self._executor.run(built.step, **self._reports.options), built)
         return _launched((step, built, logits, handle, tokens, began_s))
 
     def _launch_behind(self, follows: AsyncExecutor, present: LaunchedStep) -> None:
@@ -188,6 +190,31 @@ class StepLoop:
         return present._replace(logits=None, handle=follows.draw(present.logits, draws))
 
 
+def sample_step(executor: Executor, logits: Rows, built: BuiltStep) -> list[SampledToken | None]:
+    """Sample from each row of a step's logits.
+
+    Rows with guesses are sampled at every position at once. Where penalties or a grammar make of the guesses what may
+    come behind them, a position is sampled once the guess before it was right and has been taken.
+    """
+    found, guessed = executor.sample(logits, built.draws()), built.guessed() if built.batch.guesses else []
+    for behind in count(1):
+        going = list[Guessed]()
+        for one in guessed:
+            token, guess = found[one.first + behind - 1], one.drafted[behind - 1]
+            if token is not None and token.token == guess:
+                one.sequence.check(guess)
+                going.append(one)
+        if not going:
+            return found
+        draws = [SamplingArgs(s.start.sampling, len(s.tokens) + behind, s.adjustments, s.mask) for s, _, _ in going]
+        for one, token in zip(
+            going, executor.sample(logits[[one.first + behind for one in going]], draws), strict=True
+        ):
+            found[one.first + behind] = token
+        guessed = [one for one in going if behind < len(one.drafted)]
+    raise AssertionError("rows without end")
+
+
 def run_alone(
     step: RunStep, pool: RequestPool, builder: StepBuilder, executor: Executor, reports: LayerReports
 ) -> StepResults:
@@ -200,9 +227,10 @@ def run_alone(
         if not pool.runs(sequence):
             continue
         try:
+            if sequence.early:
+                raise RuntimeError("the step failed while guesses were checked")
             built = builder.build(Batch((row,), 0), (sequence,), keep=False)
-            logits = executor.run(built.step, **reports.options)
-            parts.append(built.by_key(executor.sample(logits, built.draws())))
+            parts.append(built.by_key(sample_step(executor, executor.run(built.step, **reports.options), built)))
         except ExecutorLost:
             raise
         except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and reaches its gateway)
@@ -211,4 +239,5 @@ def run_alone(
     failures = {key: why for part in parts for key, why in part.failures.items()}
     prompts = {key: logprobs for part in parts for key, logprobs in part.prompts.items()}
     late = tuple(key for part in parts for key in part.late)
-    return StepResults(tokens, failures, prompts, late, sum(part.forwards for part in parts))
+    checked = {key: sampled for part in parts for key, sampled in part.checked.items()}
+    return StepResults(tokens, failures, prompts, late, sum(part.forwards for part in parts), checked)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weft.domain.model.config import ModelSpec
+from weft_runner.core.drafts.drafter import Search
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.adapter_store import AdapterStore
@@ -124,7 +125,9 @@ class Capabilities(NamedTuple):
     `follows`: it computes beside the host, one step behind the other; `pipelined`: in several stages; `ranks`: in
     several processes. `stages`: weights of each of its stages come from disk, whose states it tells any thread;
     `stage`: its own one. `layer_counter`: its own, raised while a step runs. `packs`: its adapters. `close`: ends what
-    it has started, once the engine has ended.
+    it has started, once the engine has ended. `drafts`: finds what texts go on with; a
+    row of several tokens has the bits of the tokens one by one, and rows of logits are numpy's, so that a step checks
+    drafts.
     """
 
     follows: AsyncExecutor | None = None
@@ -135,6 +138,7 @@ class Capabilities(NamedTuple):
     layer_counter: LayerProgress | None = None
     packs: PackedAdapters | None = None
     close: Callable[[], None] = lambda: None
+    drafts: Search | None = None
 
     @property
     def launches(self) -> bool:

@@ -7,7 +7,7 @@ An executor may keep what it derives from a step for as long as it is handed tha
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from weft_kernels.plan import SegmentPlan
 
 Ints = npt.NDArray[np.int32]
+Marks = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
@@ -22,8 +23,10 @@ class StepRow:
     """Tokens [start, end) of the step belong to one sequence, at positions [position, position + end - start).
 
     `pages` hold the sequence's keys and values in token order, the new ones included; `samples`: logits of the last
-    token are wanted. `scored`: how many of the first tokens' logits are, without the last one's where it samples.
-    `pools`: of the last token the hidden state is wanted, not logits (`model.pooling`). Only `position` ever changes.
+    token are wanted. `scored`: how many of the first tokens' logits are, without the last one's where it samples:
+    those before a prompt's token whose probability is asked, or before a guess.
+    `pools`: of the last token the hidden state is wanted, not logits (`model.pooling`). `guesses`: the last tokens,
+    which may be wrong: nothing of theirs may reach the tokens before them. Only `position` ever changes.
     """
 
     start: int
@@ -33,6 +36,7 @@ class StepRow:
     samples: bool
     scored: int = 0
     pools: bool = False
+    guesses: int = 0
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -56,6 +60,7 @@ class StepArrays:
     segments: Ints  # [S, 3]: start, end, slot
     sampled: Ints  # [S]: tokens whose logits are wanted: of each row the scored ones, and its last where it samples
     taken: Ints  # [T] or []: which token of the step before each is, -1: none
+    guesses: Marks = field(default_factory=lambda: np.empty(0, np.uint8))  # [T] or []: 1 for each that may be wrong
 
 
 @dataclass(slots=True)
@@ -100,7 +105,7 @@ class StepInput:
     def arrays(self) -> StepArrays:
         """The step as arrays, made when first asked for, kept up to date by `advance`."""
         if self._arrays is None:
-            offsets = np.cumsum([0, *(len(row.pages) for row in self.rows)])
+            offsets = [0, *accumulate(len(row.pages) for row in self.rows)]
             rows = [(row.start, row.end, row.position, at) for row, at in zip(self.rows, offsets, strict=False)]
             segments = [(segment.start, segment.end, segment.slot) for segment in self.plan.segments]
             taken = [self.taken.get(at, -1) for at in range(len(self.tokens))] if self.taken else []
@@ -111,8 +116,16 @@ class StepInput:
                 segments=np.array(segments, np.int32).reshape(-1, 3),
                 sampled=np.array([token for row in self.rows for token in row.wanted], np.int32),
                 taken=np.array(taken, np.int32),
+                guesses=self._guesses(),
             )
         return self._arrays
+
+    def _guesses(self) -> Marks:
+        marks = np.zeros(len(self.tokens) if any(row.guesses for row in self.rows) else 0, np.uint8)
+        for row in self.rows:
+            if row.guesses:
+                marks[row.end - row.guesses : row.end] = 1
+        return marks
 
 
 def check_step(step: StepInput, page_tokens: int) -> None:

@@ -91,13 +91,14 @@ def build_engine(
     limits = replace(limits, kv=identity, kv_page_bytes=executor.page_bytes)
     if can.stages is not None:
         limits = replace(limits, most_adapter_pages=min(stage.frames for stage in can.stages()))
-    profile = _profile(executor, limits) if settings.profile else None
+    profile = _profile(executor, limits, drafts=settings.speculation == "suffix") if settings.profile else None
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
     grammars = Grammars(files.get("tokenizer.json"), spec.vocab_size, spec.eos)
     with suppress(GrammarRefused, ImportError):  # said to the first request that has one
         grammars.prepare()
-    machine = Runner(limits, profile.model if profile else GUESS)
+    search = can.drafts if settings.speculation == "suffix" else None
+    machine = Runner(limits, profile.model if profile else GUESS, search)
     engine = Engine(machine, executor, make_adapters, on_output, grammars=grammars)
     if can.packs is not None:
         can.packs.complete = engine.gaps.complete
@@ -154,8 +155,8 @@ def _kv_identity(
     return KvIdentity(runner, settings.pool, settings.base_digest, layout, addresses)
 
 
-def _profile(executor: Executor, limits: PoolLimits) -> Profile:
-    profile = measure_profile(executor, limits)
+def _profile(executor: Executor, limits: PoolLimits, *, drafts: bool) -> Profile:
+    profile = measure_profile(executor, limits, drafts=drafts and executor.can.drafts is not None)
     if limits.kv is not None and (memory := executor.kv_memory) is not None:
         found = measure_kv(executor, memory, limits)
         profile = replace(profile, layer_by_layer_tokens=found.layer_by_layer_tokens, kv_bytes_per_s=found.bytes_per_s)

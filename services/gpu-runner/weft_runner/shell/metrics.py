@@ -122,6 +122,12 @@ FIGURES: tuple[Figure[FigureSource], ...] = (
         lambda of: of.pool.scheduler.held_rows),
     Figure(None, "iteration_tokens_total", Histogram, "Tokens of an iteration", buckets=_ITERATION_TOKENS),
     Figure("tokens", "generation_tokens", Counter, "Tokens emitted"),
+    Figure(None, "spec_decode_num_drafts", Counter, "Rows of steps with a draft",
+        lambda of: of.pool.scheduler.drafter.figures.drafts),
+    Figure(None, "spec_decode_num_draft_tokens", Counter, "Drafted tokens",
+        lambda of: of.pool.scheduler.drafter.figures.guesses),
+    Figure(None, "spec_decode_num_accepted_tokens", Counter, "Drafted tokens that were right",
+        lambda of: of.pool.scheduler.drafter.figures.accepted),
     Figure(None, "prompt_tokens", Counter, "Prompt tokens, once they are in KV"),
     Figure(None, "inter_token_latency_seconds", Histogram, "Time between two tokens of a sequence",
         lambda of: of.pool.token_times.gaps),
@@ -342,11 +348,13 @@ class RunnerMetrics(Collector):
 
     def observe(self, output: Output) -> None:
         if output.done is not None:
-            batch = output.done.step.batch
+            batch, checked = output.done.step.batch, output.done.results.checked
             self.count("busy_seconds", output.busy_s)
             self.count("batch_rows", len(batch.rows))
             self.count("batch_adapters", batch.n_adapters)
-            self.count("iteration_tokens_total", batch.prompt_tokens + len(batch.rows) - batch.n_prefills)
+            accepted = sum(len(sampled) - 1 for sampled in checked.values())
+            rows = len(batch.rows) - batch.n_prefills
+            self.count("iteration_tokens_total", batch.prompt_tokens + rows + accepted)
         for fact in output.facts:
             self._observe(fact)
         for _, message in output.sends:

@@ -3,7 +3,8 @@
 Batches 1, 2, 4, ... up to the limit; a prompt's first chunks; and one batch with longer contexts. Each time is the
 least of a few: it is what the machine can do, and `core.step_time_model` learns what it does. What there is no time
 for is left out: a large model is timed at a few batches, at least one of each kind, and the rest follows from the
-fitted line. Adapters are not part of it: which ones will run together is not known at start.
+fitted line. Adapters are not part of it: which ones will run together is not known at start. Where drafts are checked,
+half a second more goes to steps of a few rows with drafted tokens.
 """
 
 import time
@@ -23,14 +24,17 @@ DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
 REPEATS = 5
 CONTEXT, LONG_CONTEXT, LONG_ROWS = 64, 1024, 8
 CHUNKS = (32, 128, 512)
+GUESSES_S, GUESSED_ROWS, GUESSES = 0.5, (1, 4, 16), (1, 2, 4, 8)  # of a row
 LOUD = 3.0  # times the last step's time: the most that the next larger one is expected to take
 
 Clock = Callable[[], float]
 
 
-def measure_profile(executor: Executor, limits: PoolLimits, clock: Clock = time.perf_counter) -> Profile:
-    """Time the executor before it serves. Pages are left as they were found: empty."""
-    bench = _Bench(executor, limits, clock)
+def measure_profile(
+    executor: Executor, limits: PoolLimits, clock: Clock = time.perf_counter, *, drafts: bool = False
+) -> Profile:
+    """Time the executor before it serves. Pages are left as they were found: empty. `drafts`: it will check some."""
+    bench = _Bench(executor, limits, clock, drafts=drafts)
     try:
         return bench.profile()
     finally:
@@ -40,8 +44,8 @@ def measure_profile(executor: Executor, limits: PoolLimits, clock: Clock = time.
 class _Bench:
     """Steps of scratch rows, and their times."""
 
-    def __init__(self, executor: Executor, limits: PoolLimits, clock: Clock) -> None:
-        self._executor, self._limits, self._clock = executor, limits, clock
+    def __init__(self, executor: Executor, limits: PoolLimits, clock: Clock, *, drafts: bool) -> None:
+        self._executor, self._limits, self._clock, self._drafts = executor, limits, clock, drafts
         self._can = executor.can
         self._end = 0.0  # of the part of the budget that is being spent
         self.touched: set[int] = set()
@@ -53,9 +57,11 @@ class _Bench:
         decode = self._decode_times()
         self._end = began + BUDGET_S
         prefill, longer = self._prefill_times(), self._longer(decode)
+        self._end = self._clock() + GUESSES_S
+        guess_times = self._guess_times() if self._drafts else None
         return make_profile(
             decode, prefill, longer, max_sequences=limits.max_sequences, token_time_ms=limits.batch.prompt_time_ms,
-            batches=1 if self._can.pipelined is None else self._can.pipelined.depth,
+            batches=1 if self._can.pipelined is None else self._can.pipelined.depth, guess_times=guess_times,
         )  # fmt: skip
 
     def _decode_times(self) -> list[DecodeTime]:
@@ -84,6 +90,25 @@ class _Bench:
             return None
         return DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context)))
 
+    def _guess_times(self) -> dict[int, tuple[tuple[int, float], ...]]:
+        """What guesses add to a step of few rows, and of more; it grows with their number, or with noise it does."""
+        found: dict[int, tuple[tuple[int, float], ...]] = {}
+        for rows in sorted({min(rows, self._limits.max_sequences) for rows in GUESSED_ROWS}):
+            times, alone_ms = [(0, 0.0)], 0.0
+            for guesses in (0, *GUESSES):
+                n_tokens = rows * (1 + guesses)
+                expected_ms = (alone_ms + times[-1][1]) * (1 + guesses)
+                if n_tokens > self._limits.batch.max_batch_tokens or not self._allows(expected_ms):
+                    break
+                ms = self._best_ms(self._decode_step(rows, self._context(CONTEXT), guesses))
+                if guesses:
+                    times.append((guesses, max(ms - alone_ms, times[-1][1])))
+                else:
+                    alone_ms = ms
+            if len(times) > 1:
+                found[rows] = tuple(times)
+        return found
+
     # ---- steps
 
     def _best_ms(self, step: StepInput) -> float:
@@ -107,14 +132,25 @@ class _Bench:
         elif can.follows is not None:
             self._executor.sample(self._executor.run(step), draws)
         else:
-            self._executor.run(step)
+            self._executor.run(step)  # guesses are sampled for some microseconds each
             wait_for_devices()  # as above, of a model that is split over GPUs
         return max(self._clock() - began, 1e-9) * 1e3
 
-    def _decode_step(self, rows: int, context: int) -> StepInput:
-        n_pages = self._pages_for(context)
-        made = [StepRow(i, i + 1, context - 1, self._pages(i * n_pages, n_pages), samples=True) for i in range(rows)]
-        return StepInput(self._tokens(rows), tuple(made), SegmentPlan(rows, ()))
+    def _decode_step(self, rows: int, context: int, guesses: int = 0) -> StepInput:
+        n_pages, each = self._pages_for(context), 1 + guesses
+        made = [
+            StepRow(
+                i * each,
+                (i + 1) * each,
+                context - each,
+                self._pages(i * n_pages, n_pages),
+                True,
+                guesses,
+                guesses=guesses,
+            )
+            for i in range(rows)
+        ]
+        return StepInput(self._tokens(rows * each), tuple(made), SegmentPlan(rows * each, ()))
 
     def _prefill_step(self, tokens: int) -> StepInput:
         row = StepRow(0, tokens, 0, self._pages(0, self._pages_for(tokens)), samples=True)

@@ -122,7 +122,7 @@ class HandOver:
         if batch.prompt_tokens < self._limits.layer_by_layer_tokens:
             return
         pages = self._pages
-        for key, _, n_tokens, samples in batch.rows[: batch.n_prefills]:
+        for key, _, n_tokens, samples, _ in batch.rows[: batch.n_prefills]:
             if samples and (outgoing := self.kv.outgoing.get(key)) is not None:
                 until = pages.pages_for(self._pool.sequences[key].in_kv + n_tokens)
                 self.kv.send_pages(outgoing, pages.pages_of(key), until, layer_by_layer=True)

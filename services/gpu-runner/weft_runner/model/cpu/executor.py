@@ -24,6 +24,7 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.cpu.packed_weights import PackedMemory, PackedWeights, RowPacker
+from weft_runner.model.draft_search import NativeSearch
 from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.kv_memory import NativeKvMemory
 from weft_runner.model.partition import Partition
@@ -92,6 +93,8 @@ class CpuExecutor:
         self.kv_memory = NativeKvMemory(library, self._pool, self._kv, self.page_bytes, spec.layers, layout)
         self.adapters = CpuAdapterStore(library, self._pool, part, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
+        whole = part.size == 1 and part.begins and part.ends
+        self._drafts = NativeSearch(library.native) if whole else None
         self._workspace = MappedMemory(0)
         self._hidden, self._logits = _rows(0, spec.hidden_size), _rows(0, spec.vocab_size)
         self.layer_counter = LayerCounter(library.native)  # for threads that read KV while a step runs
@@ -115,7 +118,7 @@ class CpuExecutor:
 
     @property
     def can(self) -> Capabilities:
-        return Capabilities(layer_counter=self.layer_counter, packs=self.adapters)
+        return Capabilities(layer_counter=self.layer_counter, packs=self.adapters, drafts=self._drafts)
 
     @property
     def numerics_class(self) -> str:
@@ -185,6 +188,7 @@ class CpuExecutor:
         native.tokens, native.rows = address_of(arrays.tokens), address_of(arrays.rows)
         native.page_table, native.segments = address_of(arrays.pages), address_of(arrays.segments)
         native.sampled, native.slots = address_of(arrays.sampled), ctypes.addressof(self.adapters.table)
+        native.guesses = address_of(arrays.guesses) if len(arrays.guesses) else None
         native.hidden, native.logits = address_of(self._hidden), address_of(self._logits)
         native.workspace, native.workspace_bytes = self._workspace.address, self._workspace.n_bytes
         self._prepared = step

@@ -1,0 +1,175 @@
+"""What is drafted for the rows of a step: found in texts, and as much of it as is expected to pay. Pure.
+
+A draft is what a text goes on with behind the longest match of a sequence's end (SuffixDecoding, arXiv:2411.04975,
+section 3.2; prompt lookup): the text is the sequence's own prompt and answer, or its adapter's recent answers. The step
+that checks a draft gives the tokens that steps of one token would have given, so that a draft can only save time.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from weft_runner.core.batch import MAX_LOGIT_ROWS, Batch, Row
+from weft_runner.core.drafts.acceptance import Acceptance, Draft
+from weft_runner.core.drafts.recent_answers import AdapterText, RecentAnswers, text_key
+from weft_runner.core.sequence import Sequence as PoolSequence
+
+MAX_STEP_GUESSES = MAX_LOGIT_ROWS  # each has a row of logits
+SEARCH_MS, MAX_SEARCH_SHARE = 0.04, 0.01  # of one row, about; what searches that find nothing may take of the steps
+
+
+class DraftQuery(NamedTuple):
+    """What a text [n] goes on with behind the longest match of a tail's end, at most `max_tokens` of it."""
+
+    text: "array[int]"
+    tail: "array[int]"
+    max_tokens: int
+
+
+Search = Callable[[Sequence[DraftQuery]], Sequence[Draft]]
+
+
+class DraftFigures(NamedTuple):
+    """Since start: steps' rows with a draft, guesses in them, those that were right."""
+
+    drafts: int
+    guesses: int
+    accepted: int
+
+
+@dataclass(slots=True)
+class _Own:
+    """The prompt and answer of a sequence as one text, beside its adapter's. `due`: the step of its next search."""
+
+    answers: AdapterText
+    due: int
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+
+
+class _Proposal(NamedTuple):
+    """A draft of a row, whose acceptance it is weighed by and learnt in, and the expected tokens of its guesses."""
+
+    draft: Draft
+    acceptance: Acceptance
+    gains: Sequence[float]
+
+
+class Drafter:
+    """One owner: the batch scheduler. `search`: None: nothing is drafted."""
+
+    def __init__(self, search: Search | None) -> None:
+        self._search = search
+        self.answers = RecentAnswers()
+        self._own: dict[str, _Own] = {}
+        self._checked: dict[str, _Proposal] = {}  # rows of the present step
+        self._drafts = self._guesses = self._accepted = 0
+        self._step, self._rests = 0, (0, 0)  # the batch of that number has nothing due before that step
+
+    def rests(self, batch: Batch) -> bool:
+        """Count a step; say whether no row of its batch is searched for."""
+        self._step += 1
+        number, until = self._rests
+        return number == batch.number != 0 and self._step < until
+
+    @property
+    def figures(self) -> DraftFigures:
+        return DraftFigures(self._drafts, self._guesses, self._accepted)
+
+    def extend(
+        self, batch: Batch, sequences: Mapping[str, PoolSequence], max_guesses: Callable[[PoolSequence], int],
+        n_worth: Callable[[Sequence[float]], int], step_ms: float, now: float,
+    ) -> Batch:  # fmt: skip
+        """Return the batch with guesses behind the tokens of its decode rows, or the batch itself.
+
+        `max_guesses`: what a sequence's pages and its answer's length leave place for. `n_worth`: how many guesses pay
+        of those with these expected tokens, largest first. `step_ms`: what the batch takes as it is.
+        """
+        # 1. Search for every decode row that has place and is due.
+        proposals = self._propose([sequences[row.key] for row in batch.rows[batch.n_prefills :]], max_guesses, now)
+        if not proposals:
+            due = min((self._own[row.key].due for row in batch.rows[batch.n_prefills :]), default=0)
+            self._rests = batch.number, due
+            return batch
+        # 2. Take as many guesses as pay, the likeliest first: within a row each is at most as likely as the one before.
+        gains = sorted((gain for one in proposals.values() if one for gain in one.gains), reverse=True)
+        left = n_worth(gains[:MAX_STEP_GUESSES]) if gains else 0
+        least = gains[left - 1] if left else inf
+        max_pause_steps = int(len(batch.rows) * SEARCH_MS / (MAX_SEARCH_SHARE * step_ms))
+        rows, self._checked = list(batch.rows), {}
+        for at, row in enumerate(rows):
+            if row.key not in proposals:
+                continue
+            one = proposals[row.key]
+            count = min(sum(gain >= least for gain in one.gains), left) if one is not None else 0
+            own = self._own[row.key]
+            own.answers.rest(found=count > 0, max_steps=max_pause_steps)
+            own.due = self._step + 1 + own.answers.pause
+            if one is not None and count:
+                rows[at] = row._replace(n_tokens=1 + count, drafted=tuple(one.draft.tokens[:count]))
+                self._checked[row.key] = one
+                left -= count
+                self._guesses += count
+            elif one is not None:  # what is known of its class fades, so that it is tried again some day
+                one.acceptance.pass_over(one.draft)
+        if not self._checked:
+            return batch
+        self._drafts += len(self._checked)
+        return Batch(tuple(rows), batch.n_prefills, extends=batch.number)
+
+    def learn(self, row: Row, sampled: Sequence[int]) -> None:
+        """Take what a row with a draft sampled: leading guesses that were right, and one token more."""
+        draft, acceptance, _ = self._checked.pop(row.key)
+        accepted = len(sampled) - 1
+        self._accepted += accepted
+        for at in range(accepted):
+            acceptance.learn(draft, at, accepted=True)
+        if accepted < len(row.drafted) and sampled[-1] != row.drafted[accepted]:  # else its mask was late
+            acceptance.learn(draft, accepted, accepted=False)
+
+    def remove(self, sequence: PoolSequence, now: float, *, ended: bool) -> None:
+        """Forget a sequence; `ended`: its answer is whole, and others may repeat it."""
+        if self._search is None:
+            return
+        self._own.pop(sequence.key, None)
+        self._checked.pop(sequence.key, None)
+        if ended and sequence.n_emitted:
+            self.answers.add(text_key(sequence.start), sequence.tokens[len(sequence.start.prompt) :], now)
+
+    def _propose(
+        self, sequences: Sequence[PoolSequence], max_guesses: Callable[[PoolSequence], int], now: float
+    ) -> dict[str, _Proposal | None]:
+        """Find the better draft of two texts for each sequence that has place and is due; None: there is none."""
+        assert self._search is not None, "drafts are off"
+        queries, asked = list[DraftQuery](), list[tuple[PoolSequence, Acceptance]]()
+        found: dict[str, _Proposal | None] = {}
+        for sequence in sequences:
+            if (own := self._own.get(sequence.key)) is None:
+                text = self.answers.use(text_key(sequence.start), now)
+                own = self._own[sequence.key] = _Own(text, self._step + text.pause)
+            if self._step < own.due or (most := min(max_guesses(sequence), MAX_STEP_GUESSES)) <= 0:
+                continue
+            found[sequence.key] = None
+            own.tokens.extend(sequence.tokens[len(own.tokens) :])
+            text = own.answers
+            queries.append(DraftQuery(own.tokens, own.tokens, most))
+            asked.append((sequence, text.from_own))
+            if text.tokens:
+                queries.append(DraftQuery(text.tokens, own.tokens, most))
+                asked.append((sequence, text.from_answers))
+        for (sequence, acceptance), draft in zip(asked, self._search(queries) if queries else (), strict=True):
+            one, best = _weighed(sequence, acceptance, draft), found[sequence.key]
+            if one is None and draft.tokens:
+                acceptance.pass_over(draft)
+            if one is not None and (best is None or sum(one.gains) > sum(best.gains)):
+                found[sequence.key] = one
+        return found
+
+
+def _weighed(sequence: PoolSequence, acceptance: Acceptance, draft: Draft) -> _Proposal | None:
+    """Weigh a draft up to a token that would end the answer, behind which nothing is wanted; None: there is nothing."""
+    gains = acceptance.gains(draft)
+    if not sequence.end_tokens.isdisjoint(draft.tokens[: len(gains)]):
+        del gains[next(at for at, token in enumerate(draft.tokens) if token in sequence.end_tokens) :]
+    return _Proposal(draft, acceptance, gains) if gains else None
