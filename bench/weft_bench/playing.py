@@ -8,7 +8,7 @@ stopped.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft.artifacts.adapter_config import parse_adapter_config
@@ -37,6 +37,7 @@ class Ask:
     salt: str = ""
     priority: Priority = Priority.INTERACTIVE
     grammar: str = ""  # as the runner takes it; "": any text
+    sampling: Sampling = Sampling(ignore_eos=True)  # noqa: RUF009 (frozen)
 
 
 @dataclass(slots=True)
@@ -165,7 +166,7 @@ class Player:
         key = str(self._count)
         start = Start(
             key, Epoch(1, self._count), tuple(ask.prompt), (), max_tokens=ask.tokens, reservation_tokens=ask.tokens,
-            adapter=ask.adapter, sampling=Sampling(ignore_eos=True, grammar=ask.grammar), cache_salt=ask.salt,
+            adapter=ask.adapter, sampling=replace(ask.sampling, grammar=ask.grammar), cache_salt=ask.salt,
             priority=ask.priority,
         )  # fmt: skip
         life = self._lives[key] = Life(ask, time.perf_counter())

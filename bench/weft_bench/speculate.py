@@ -1,0 +1,166 @@
+"""`weft bench speculate`: drafts on, beside the same engine with drafts off, in turn, the engine alone.
+
+Each figure is the median over paired rounds of the time without drafts through the time with them, for the same
+requests; the answers of both engines have the same lengths, or the run is refused.
+
+- quickstart: one stream of a task's adapter, after `--warm` of its answers. Its model takes less for a step than the
+  host does beside it: what drafts cost is seen best there.
+- again: a random model of the named shape, greedy, one adapter; prompts that it has answered before. Almost every guess
+  is right: the most that drafts can give, beside the bound, which is the tokens of a step through what the engine's own
+  profile says that such a step takes.
+- random: the same model at temperature 1. Hardly any guess is right: the least.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from weft.domain.request import Sampling
+from weft_bench.accuracy import sentences
+from weft_bench.cpu_engine import Ask, Played, Sizes, Subject
+from weft_bench.cpu_models import adapter, base_model, files
+from weft_bench.cpu_shapes import RANK, SHAPES, prompts
+from weft_bench.errors import EngineRefused
+from weft_bench.lines import Line, Origin
+
+PARTS = ("quickstart", "again", "random")
+TASKS = {
+    "json": ">= 1.8", "reverse-words": ">= 1.8", "digits": ">= 1.8", "upper": ">= 1.05", "cipher": ">= 1.05",
+    "initials": ">= 0.98",
+}  # fmt: skip
+ANSWERS = 8  # of a task in a round
+STREAMS = (1, 4, 16)
+RANDOM_STREAMS = (1, 16, 32)
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
+RATE, ACCEPTED = "rate with drafts / without", "tokens a step"
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two engines of one model, which differ in drafts alone."""
+
+    drafting: Subject
+    plain: Subject
+
+    def warm(self, asks: Sequence[Ask], streams: int) -> None:
+        for subject in (self.drafting, self.plain):
+            subject.play(asks, streams=streams)
+
+    def compare(self, rounds: Sequence[Sequence[Ask]], streams: int, advanced: Callable[[int], None]) -> "Compared":
+        """Play each round through both, by turns first. Raises EngineRefused: the answers differ in length."""
+        found: list[tuple[Played, Played]] = []
+        for number, asks in enumerate(rounds):
+            order = (self.drafting, self.plain) if number % 2 else (self.plain, self.drafting)
+            played = {id(subject): subject.play(asks, streams=streams) for subject in order}
+            one, other = played[id(self.drafting)], played[id(self.plain)]
+            if [life.tokens for life in one.lives] != [life.tokens for life in other.lives]:
+                raise EngineRefused("answers with drafts are not those without them")
+            found.append((one, other))
+            advanced(1)
+        return Compared(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What became of the rounds: with drafts, and without."""
+
+    rounds: Sequence[tuple[Played, Played]]
+
+    @property
+    def rate(self) -> float:
+        return median(other.wall_s / one.wall_s for one, other in self.rounds)
+
+    @property
+    def tokens_a_row(self) -> float:
+        """Tokens that a row of a step gave, prompts' steps left out of neither."""
+        rows = sum(beat.rows for one, _ in self.rounds for beat in one.beats)
+        return sum(one.tokens for one, _ in self.rounds) / rows
+
+
+def figures(
+    parts: Sequence[str], shape: str, quickstart: Path, folder: Path, warm: int, n_rounds: int, origin: Origin, bar: Bar
+) -> Iterator[Line]:
+    """Measure the parts. `folder`: of random models. Raises EngineRefused."""
+    if "quickstart" in parts:
+        yield from quickstart_figures(quickstart, warm, n_rounds, origin, bar)
+    for part, streams in (("again", STREAMS), ("random", RANDOM_STREAMS)):
+        for n_streams in streams if part in parts else ():
+            yield from shape_figures(part, n_streams, shape, folder, n_rounds, origin, bar)
+
+
+def quickstart_figures(quickstart: Path, warm: int, n_rounds: int, origin: Origin, bar: Bar) -> Iterator[Line]:
+    """Measure one stream of each task."""
+    base = {path.name: path for path in (quickstart / "model").iterdir()}
+    texts = [text.prompt for text in sentences(quickstart, warm + ANSWERS * n_rounds, 0)]
+    with ExitStack() as ending:
+        sizes = Sizes(rows=16, context_tokens=1024, slots=len(TASKS), profile=True)
+        pair = _pair(ending, base, sizes, {task: quickstart / "adapters" / task for task in TASKS})
+        origin = replace(origin, versions=f"{origin.versions}, {pair.drafting.executor}")
+        for task, target in TASKS.items():
+            asks = [Ask(task, prompt, 512, salt=task, sampling=Sampling()) for prompt in texts]
+            rounds = [asks[at : at + ANSWERS] for at in range(warm, len(asks), ANSWERS)]
+            with bar(task, n_rounds) as advanced:
+                pair.warm(asks[:warm], 8)
+                compared = pair.compare(rounds, 1, advanced)
+            case = f"quickstart, {task}, 1 stream after {warm} answers"
+            yield origin.line(case, RATE, compared.rate, "x", target=target)
+            yield origin.line(case, ACCEPTED, compared.tokens_a_row, "tokens")
+
+
+def shape_figures(
+    part: str, streams: int, name: str, folder: Path, n_rounds: int, origin: Origin, bar: Bar
+) -> Iterator[Line]:
+    """Measure a random model with an adapter, whose prompts come again, or whose answers are random."""
+    shape, again = SHAPES[name], part == "again"
+    with ExitStack() as ending:
+        sizes = Sizes(
+            rows=streams, context_tokens=PROMPT_TOKENS + ANSWER_TOKENS, slots=1, adapter_pages=512, profile=True
+        )
+        base = files(base_model(folder, name, shape))
+        pair = _pair(ending, base, sizes, {"adapter": adapter(folder, name, shape, 0, RANK)})
+        origin = replace(origin, versions=f"{origin.versions}, {pair.drafting.executor}")
+        drawn = prompts(random.Random(0), streams * (1 if again else 1 + n_rounds), PROMPT_TOKENS, shape.vocab)
+        asks = [
+            Ask("adapter", prompt, ANSWER_TOKENS, sampling=_sampling(seed, again=again))
+            for seed, prompt in enumerate(drawn)
+        ]
+        rounds = [asks[:streams] if again else asks[at * streams : (at + 1) * streams] for at in range(1, n_rounds + 1)]
+        case = f"{name}, {part}, {streams} streams"
+        with bar(case, n_rounds) as advanced:
+            pair.warm(asks[:streams], streams)
+            compared = pair.compare(rounds, streams, advanced)
+        yield origin.line(case, RATE, compared.rate, "x", target=None if again else ">= 0.99")
+        yield origin.line(case, ACCEPTED, compared.tokens_a_row, "tokens")
+        if again:
+            share = compared.rate / _bound(pair, streams, compared.tokens_a_row)
+            yield origin.line(case, "share of the bound", share, "share", target=">= 0.9")
+
+
+def _sampling(seed: int, *, again: bool) -> Sampling:
+    return Sampling(ignore_eos=True) if again else Sampling(seed=seed, temperature=1.0, ignore_eos=True)
+
+
+def _bound(pair: Pair, streams: int, tokens_a_row: float) -> float:
+    """Return what steps of `tokens_a_row` tokens gain if they take what the profile says, and no guess is wrong."""
+    model = pair.plain.built.profile
+    drafting = pair.drafting.built.profile
+    assert model is not None, "engines are profiled"
+    assert drafting is not None, "engines are profiled"
+    alone_ms = model.model.decode_ms(streams, streams * (PROMPT_TOKENS + ANSWER_TOKENS // 2))
+    guesses_ms = drafting.model.guesses_ms(streams, round(streams * (tokens_a_row - 1)))
+    return tokens_a_row * alone_ms / (alone_ms + guesses_ms)
+
+
+def _pair(ending: ExitStack, base: dict[str, Path], sizes: Sizes, adapters: dict[str, Path]) -> Pair:
+    make = partial(Subject, base)
+    pair = Pair(
+        ending.enter_context(make(replace(sizes, speculation="suffix"))), ending.enter_context(make(sizes))
+    )  # fmt: skip
+    for subject in (pair.drafting, pair.plain):
+        subject.adapters.paths.update(adapters)
+    return pair
