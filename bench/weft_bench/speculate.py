@@ -130,7 +130,7 @@ def shape_figures(
             for seed, prompt in enumerate(drawn)
         ]
         rounds = [asks[:streams] if again else asks[at * streams : (at + 1) * streams] for at in range(1, n_rounds + 1)]
-        case = f"{name}, {part}, {streams} streams"
+        case = f"{name}, {part}, {streams} {'stream' if streams == 1 else 'streams'}"
         with bar(case, n_rounds) as advanced:
             pair.warm(asks[:streams], streams)
             compared = pair.compare(rounds, streams, advanced)

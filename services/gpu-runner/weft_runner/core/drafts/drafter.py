@@ -17,7 +17,7 @@ from weft_runner.core.drafts.recent_answers import AdapterText, RecentAnswers, t
 from weft_runner.core.sequence import Sequence as PoolSequence
 
 MAX_STEP_GUESSES = MAX_LOGIT_ROWS  # each has a row of logits
-SEARCH_MS, MAX_SEARCH_SHARE = 0.04, 0.01  # of one row, about; what searches that find nothing may take of the steps
+SEARCH_MS, MAX_SEARCH_SHARE = 0.04, 0.003  # of one row, about; what searches that find nothing may take of the steps
 
 
 class DraftQuery(NamedTuple):
