@@ -280,6 +280,7 @@ BAD: tuple[Bad, ...] = (
     Bad("KV in int8", "spec.memory.offload.kv", "one of", offloaded(kv="int8")),
     Bad("attention on the host", "spec.memory.offload.cpuAttention", "unknown field", offloaded(cpuAttention="Auto")),
     Bad("weights of two bits", "spec.memory.offload.weights", "one of", offloaded(weights="int2")),
+    in_pool("speculation", "advanced.speculation", "one of", "Ngram"),
     in_pool("sparse attention", "advanced.sparseAttention", "one of", "TopP", memory={"offload": OFFLOAD}),
     in_pool("sparse attention in memory", "advanced.sparseAttention", "for pools that offload", "TopK"),
     in_pool("tensor ranks that offload", "memory.offload", "do not offload", OFFLOAD, parallelism={"tensor": 2}),

@@ -12,7 +12,7 @@ NOTHING = Draft(0, (), (), ())
 
 def search_plainly(queries: Sequence[DraftQuery]) -> list[Draft]:
     """Find each draft by its definition: the longest match, its newest places, what most of them go on with."""
-    return [_draft(list(text), list(tail), most) for text, tail, most in queries]
+    return [_draft(list(text[first:]), list(tail), most) for text, tail, most, first in queries]
 
 
 def _draft(text: list[int], tail: list[int], most: int) -> Draft:

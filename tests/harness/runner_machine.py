@@ -17,7 +17,7 @@ class RecordedGrammar:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.fault, self.ready, self.quick, self.late = "", True, True, False
+        self.fault, self.ready, self.quick, self.late, self.forced = "", True, True, False, ()
 
     def add(self, *tokens: int) -> None:
         self.tokens += tokens

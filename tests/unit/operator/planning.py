@@ -78,6 +78,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "kvPages": 1024,
         "kvAcrossClasses": False,
         "sparseAttention": "Off",
+        "speculation": "Suffix",
     }
     if groups := spec.get("runnerGroups"):
         spec["runnerGroups"] = [{"phase": "Any"} | group for group in groups]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from harness.draft_search import know
+from harness.draft_search import guess, know
 from harness.quickstart import QUICKSTART, tokenizer
 from harness.runner_machine import RecordedGrammar, start_of
 from harness.small_runner import LaggingThreads, World, executor_of
@@ -476,6 +476,17 @@ def test_answers_of_a_grammar_with_drafts_are_those_without_them(tmp_path, make_
         drafting.beat()
     assert {key: text_of(drafting, key) for key in requests} == expected
     assert drafting.pool.scheduler.drafter.figures.accepted > 50
+
+
+def test_what_a_form_leaves_no_choice_about_is_drafted(tmp_path, make_driver):
+    """Keys and punctuation of JSON: nothing is known of the text but its grammar."""
+    quick, sampling = quickstart_drivers(tmp_path, make_driver, "cpu"), Sampling(seed=1, temperature=1.0, grammar=JSON)
+    plain, drafting = quick(), quick(search=guess(lambda _: []))
+    drafting.pool.scheduler.guesses_worth = lambda _, gains: len(gains)
+    drafting.engine._grammars._grammars.finds_forced = True
+    assert run(drafting, r=sampling) == run(plain, r=sampling)
+    assert drafting.pool.scheduler.drafter.figures.accepted > 15
+    assert len(drafting.batches) < len(plain.batches) - 10
 
 
 @pytest.mark.parametrize("cut", [1, 9, 20])

@@ -3,14 +3,14 @@
 Linear in what a step does, as its cost is: weights stream once, keys once a row, prompt tokens are computed.
 
     step_ms = decode x (base + row * rows + key * keys) + prompt x (token * prompt_tokens)
-              + guesses_ms + host + more * guesses
+              + guesses_ms + host * rows + more * guesses
 
 `rows` are decode rows and `keys` the tokens in KV that they attend to. base, row, key and token come from the profile
 at start (`StepModel`); the factors follow the measured steps (normalised least mean squares), so that a noisy
 neighbour, adapters, or long contexts in prefill, which the form leaves out, change the next chunk and not the promise.
 What drafted tokens add is no line: a kernel takes a few rows at a time, and the first one more may cost the most. So it
-is a table of measured steps (`GuessTimes`). What steps with guesses take beyond it, on the host once and of adapters
-and samplers for each guess, follows the measured ones in the same way.
+is a table of measured steps (`GuessTimes`). What steps with guesses take beyond it, on the host for each row and of
+adapters and samplers for each guess, follows the measured ones in the same way.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ TILE = 16  # chunks are whole tiles of rows: a kernel's last tile costs the same
 RATE = 0.125  # of the error, per step: a third of it is left after eight steps
 STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
 
-GUESS_UNIT = 8  # guesses that weigh as much as the host's part of a step with any
+GUESS_UNIT = 8  # guesses that weigh as much as the host's part of a row
 KEEP = 1.0 - RATE / 256  # of what is known of guesses, a step without any
 LATE_STEPS = 160  # that `Lateness` is of: a disturbance is forgotten within seconds
 
@@ -67,7 +67,7 @@ class StepTimeEstimator:
     def __init__(self, model: StepModel) -> None:
         self.model = model
         self.decode = self.prompt = 1.0
-        self._host_ms = self._more_ms = 0.0  # of steps with guesses, and of each guess
+        self._host_ms = self._more_ms = 0.0  # of each row of a step with guesses, and of each guess
         self._guesses_ms: dict[int, list[float]] = {}  # of the model, by rows and guesses
 
     def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
@@ -79,7 +79,7 @@ class StepTimeEstimator:
         by_number = self._guesses_ms.setdefault(rows, [])
         while len(by_number) <= guesses:
             by_number.append(self.model.guesses_ms(rows, len(by_number)))
-        return by_number[guesses] + self._host_ms + self._more_ms * guesses
+        return by_number[guesses] + self._host_ms * rows + self._more_ms * guesses
 
     def prefill_ms(self, tokens: int) -> float:
         """Return how long `tokens` tokens of prompts are expected to take."""
@@ -106,8 +106,8 @@ class StepTimeEstimator:
         else:
             late_ms = min(measured_ms, STEP_MOST * (decode_ms + guesses_ms)) - decode_ms - guesses_ms
             weight = guesses / GUESS_UNIT
-            part_ms = RATE * late_ms / (1.0 + weight * weight)
-            self._host_ms = max(0.0, self._host_ms + part_ms)
+            part_ms = RATE * late_ms / (rows * rows + weight * weight)
+            self._host_ms = max(0.0, self._host_ms + part_ms * rows)
             self._more_ms = max(0.0, self._more_ms + part_ms * weight / GUESS_UNIT)
         return decode_ms + prompt_ms + guesses_ms
 

@@ -14,10 +14,12 @@ BITS = 32
 class GrammarState(Protocol):
     """A grammar behind an answer so far, whose mask is computed beside the steps. All states of a runner are of a kind.
 
-    `late`: `fill` has had no mask of it, and it has none since.
+    `late`: `fill` has had no mask of it, and it has none since. `forced`: tokens of the text that has to follow, as far
+    as it is known; others may spell the same.
     """
 
     late: bool
+    forced: Sequence[int]
 
     @property
     def fault(self) -> str:
@@ -75,6 +77,11 @@ class TokenMask:
     def late(self) -> bool:
         """The last step had no mask of its grammar in time."""
         return self.grammar is not None and self.grammar.late
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that the grammar leaves hardly a choice about."""
+        return () if self.grammar is None else self.grammar.forced
 
     def add(self, *tokens: int) -> None:
         """Note that the answer has these tokens more."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from weft_kernels.cpu.draft import DraftSearch
 from weft_runner.core.drafts.acceptance import Draft
 from weft_runner.core.drafts.drafter import DraftQuery
+from weft_runner.core.drafts.recent_answers import TOKEN_BYTES
 
 
 class NativeSearch:
@@ -16,5 +17,8 @@ class NativeSearch:
 
     def __call__(self, queries: Sequence[DraftQuery]) -> list[Draft]:
         """Find the draft of each query."""
-        found = self._search.find([(*text.buffer_info(), *tail.buffer_info(), most) for text, tail, most in queries])
-        return [Draft(*one) for one in found]
+        asked: list[tuple[int, int, int, int, int]] = []
+        for text, tail, most, first in queries:
+            address, length = text.buffer_info()
+            asked.append((address + TOKEN_BYTES * first, length - first, *tail.buffer_info(), most))
+        return [Draft(*one) for one in self._search.find(asked)]

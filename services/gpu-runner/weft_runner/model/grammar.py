@@ -44,7 +44,8 @@ class Grammars:
     """The grammars of one model. `begin`: on any thread; it takes milliseconds, or what a hostile grammar takes.
 
     `wake`: called, on any thread, when a mask is there that `GrammarState.ready` has missed. `steps_wait`: every step
-    has all of its rows, and waits for their masks, however long: for measurements.
+    has all of its rows, and waits for their masks, however long: for measurements. `finds_forced`: states find what
+    has to follow, for drafts.
     """
 
     def __init__(self, tokenizer: Path | None, vocab_size: int, eos: frozenset[int]) -> None:
@@ -57,7 +58,7 @@ class Grammars:
         self.threads = GrammarThreads(max(1, min(MAX_THREADS, cpu_quota() // 2)))
         self._computed, self._waiting = threading.Condition(), False  # a mask; the engine's thread waits for one
         self.wake: Callable[[], None] = lambda: None
-        self.steps_wait = False
+        self.steps_wait = self.finds_forced = False
         self.row_bytes = 4 * words_of(vocab_size)
 
     def prepare(self) -> "LLTokenizer":
@@ -170,6 +171,7 @@ class LlGrammarState:
         self._slow = False  # the last mask was
         self.late = self._missed = False  # a step had no mask, and a later one was not offered the row
         self.fault = ""
+        self.forced: Sequence[int] = ()
         self._compute(())
 
     @property
@@ -185,6 +187,8 @@ class LlGrammarState:
 
     def add(self, *tokens: int) -> None:
         assert self._there, "a token that no mask has allowed"
+        for token in tokens:
+            self.forced = self.forced[1:] if self.forced and self.forced[0] == token else ()
         self._there = False
         self._grammars.threads.put(partial(self._go_on, tokens), long=self._slow)
 
@@ -233,8 +237,11 @@ class LlGrammarState:
             matcher.unsafe_compute_mask_ptr(self._address, self._grammars.row_bytes)
             if matcher.is_error():  # llguidance lets it end there
                 fault = f"the grammar cannot go on with this model's tokens: {one_line(matcher.get_error())}"
-            elif self._ends:
-                self._allow_ends()
+            else:
+                if self._ends:
+                    self._allow_ends()
+                if self._grammars.finds_forced:
+                    self.forced = matcher.compute_ff_tokens()
         except BaseException as error:  # noqa: BLE001 (of the library: it ends this request, by name)
             fault = f"the grammar cannot go on: {type(error).__name__}: {one_line(str(error))}"
         spent = time.thread_time() - began

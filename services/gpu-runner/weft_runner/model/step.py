@@ -7,7 +7,7 @@ An executor may keep what it derives from a step for as long as it is handed tha
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,10 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepArrays:
-    """A step as flat int32 arrays, each contiguous; their addresses hold as long as the step lives."""
+    """A step as flat int32 arrays, each contiguous; their addresses hold as long as the step lives.
+
+    Arrays of a `StepInput` lie one behind the other, in the order of the fields: one address says all of theirs.
+    """
 
     tokens: Ints  # [T]
     rows: Ints  # [R, 4]: start, end, position, where its pages begin in `pages`
@@ -105,26 +108,38 @@ class StepInput:
     def arrays(self) -> StepArrays:
         """The step as arrays, made when first asked for, kept up to date by `advance`."""
         if self._arrays is None:
-            offsets = [0, *accumulate(len(row.pages) for row in self.rows)]
-            rows = [(row.start, row.end, row.position, at) for row, at in zip(self.rows, offsets, strict=False)]
-            segments = [(segment.start, segment.end, segment.slot) for segment in self.plan.segments]
-            taken = [self.taken.get(at, -1) for at in range(len(self.tokens))] if self.taken else []
-            self._arrays = StepArrays(
-                tokens=np.array(self.tokens, np.int32),
-                rows=np.array(rows, np.int32).reshape(-1, 4),
-                pages=np.fromiter(chain.from_iterable(row.pages for row in self.rows), np.int32, offsets[-1]),
-                segments=np.array(segments, np.int32).reshape(-1, 3),
-                sampled=np.array([token for row in self.rows for token in row.wanted], np.int32),
-                taken=np.array(taken, np.int32),
-                guesses=self._guesses(),
+            numbers, ends = [*self.tokens], [len(self.tokens)]
+            at = 0
+            for row in self.rows:
+                numbers += (row.start, row.end, row.position, at)
+                at += len(row.pages)
+            ends.append(len(numbers))
+            for row in self.rows:
+                numbers += row.pages
+            ends.append(len(numbers))
+            for segment in self.plan.segments:
+                numbers += (segment.start, segment.end, segment.slot)
+            ends.append(len(numbers))
+            for row in self.rows:
+                numbers += row.wanted
+            ends.append(len(numbers))
+            if self.taken:
+                numbers += [self.taken.get(at, -1) for at in range(len(self.tokens))]
+            whole = np.array(numbers, np.int32)
+            tokens, rows, pages, segments, sampled, taken = (
+                whole[begin:end] for begin, end in pairwise([0, *ends, len(numbers)])
             )
+            guesses = self._guesses()
+            self._arrays = StepArrays(
+                tokens, rows.reshape(-1, 4), pages, segments.reshape(-1, 3), sampled, taken, guesses
+            )  # fmt: skip
         return self._arrays
 
     def _guesses(self) -> Marks:
-        marks = np.zeros(len(self.tokens) if any(row.guesses for row in self.rows) else 0, np.uint8)
-        for row in self.rows:
-            if row.guesses:
-                marks[row.end - row.guesses : row.end] = 1
+        guessed = [row for row in self.rows if row.guesses]
+        marks = np.zeros(len(self.tokens) if guessed else 0, np.uint8)
+        for row in guessed:
+            marks[row.end - row.guesses : row.end] = 1
         return marks
 
 

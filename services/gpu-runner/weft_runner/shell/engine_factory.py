@@ -98,6 +98,7 @@ def build_engine(
     with suppress(GrammarRefused, ImportError):  # said to the first request that has one
         grammars.prepare()
     search = can.drafts if settings.speculation == "suffix" else None
+    grammars.finds_forced = search is not None
     machine = Runner(limits, profile.model if profile else GUESS, search)
     engine = Engine(machine, executor, make_adapters, on_output, grammars=grammars)
     if can.packs is not None:

@@ -17,15 +17,22 @@ from weft_runner.core.drafts.recent_answers import AdapterText, RecentAnswers, t
 from weft_runner.core.sequence import Sequence as PoolSequence
 
 MAX_STEP_GUESSES = MAX_LOGIT_ROWS  # each has a row of logits
+MAX_MATCH = 64  # tokens, of the search
+# Of an adapter's text, for all rows: what is read displaces weights from the cache, which a short step reads again.
+SCAN_TOKENS_A_MS, MIN_SCAN_TOKENS = 1 << 16, 1 << 12
 SEARCH_MS, MAX_SEARCH_SHARE = 0.04, 0.003  # of one row, about; what searches that find nothing may take of the steps
 
 
 class DraftQuery(NamedTuple):
-    """What a text [n] goes on with behind the longest match of a tail's end, at most `max_tokens` of it."""
+    """What a text goes on with behind the longest match of a tail's end, at most `max_tokens` of it.
+
+    `first`: what is before that token of the text is not searched.
+    """
 
     text: "array[int]"
     tail: "array[int]"
     max_tokens: int
+    first: int = 0
 
 
 Search = Callable[[Sequence[DraftQuery]], Sequence[Draft]]
@@ -41,10 +48,9 @@ class DraftFigures(NamedTuple):
 
 @dataclass(slots=True)
 class _Own:
-    """The prompt and answer of a sequence as one text, beside its adapter's. `due`: the step of its next search."""
+    """The prompt and answer of a sequence as one text, beside its adapter's."""
 
     answers: AdapterText
-    due: int
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
 
 
@@ -87,10 +93,13 @@ class Drafter:
         of those with these expected tokens, largest first. `step_ms`: what the batch takes as it is.
         """
         # 1. Search for every decode row that has place and is due.
-        proposals = self._propose([sequences[row.key] for row in batch.rows[batch.n_prefills :]], max_guesses, now)
+        rows = batch.rows[batch.n_prefills :]
+        max_scan = max(MIN_SCAN_TOKENS, int(SCAN_TOKENS_A_MS * step_ms / len(rows))) if rows else 0
+        proposals = self._propose([sequences[row.key] for row in rows], max_guesses, max_scan, now)
         if not proposals:
-            due = min((self._own[row.key].due for row in batch.rows[batch.n_prefills :]), default=0)
-            self._rests = batch.number, due
+            of_rows = [sequences[row.key] for row in batch.rows[batch.n_prefills :]]
+            if all(sequence.mask is None for sequence in of_rows):
+                self._rests = batch.number, min((self._own[one.key].answers.due for one in of_rows), default=0)
             return batch
         # 2. Take as many guesses as pay, the likeliest first: within a row each is at most as likely as the one before.
         gains = sorted((gain for one in proposals.values() if one for gain in one.gains), reverse=True)
@@ -103,9 +112,7 @@ class Drafter:
                 continue
             one = proposals[row.key]
             count = min(sum(gain >= least for gain in one.gains), left) if one is not None else 0
-            own = self._own[row.key]
-            own.answers.rest(found=count > 0, max_steps=max_pause_steps)
-            own.due = self._step + 1 + own.answers.pause
+            self._own[row.key].answers.rest(self._step, found=count > 0, max_steps=max_pause_steps)
             if one is not None and count:
                 rows[at] = row._replace(n_tokens=1 + count, drafted=tuple(one.draft.tokens[:count]))
                 self._checked[row.key] = one
@@ -138,7 +145,7 @@ class Drafter:
             self.answers.add(text_key(sequence.start), sequence.tokens[len(sequence.start.prompt) :], now)
 
     def _propose(
-        self, sequences: Sequence[PoolSequence], max_guesses: Callable[[PoolSequence], int], now: float
+        self, sequences: Sequence[PoolSequence], max_guesses: Callable[[PoolSequence], int], max_scan: int, now: float
     ) -> dict[str, _Proposal | None]:
         """Find the better draft of two texts for each sequence that has place and is due; None: there is none."""
         assert self._search is not None, "drafts are off"
@@ -146,17 +153,22 @@ class Drafter:
         found: dict[str, _Proposal | None] = {}
         for sequence in sequences:
             if (own := self._own.get(sequence.key)) is None:
-                text = self.answers.use(text_key(sequence.start), now)
-                own = self._own[sequence.key] = _Own(text, self._step + text.pause)
-            if self._step < own.due or (most := min(max_guesses(sequence), MAX_STEP_GUESSES)) <= 0:
+                own = self._own[sequence.key] = _Own(self.answers.use(text_key(sequence.start), now))
+            forced = () if sequence.mask is None else sequence.mask.forced
+            if not forced and self._step < own.answers.due:
+                continue
+            if (most := min(max_guesses(sequence), MAX_STEP_GUESSES)) <= 0:
                 continue
             found[sequence.key] = None
+            if forced:
+                found[sequence.key] = _weighed(sequence, own.answers.from_grammar, _forced(forced[:most]))
+                continue
             own.tokens.extend(sequence.tokens[len(own.tokens) :])
             text = own.answers
             queries.append(DraftQuery(own.tokens, own.tokens, most))
             asked.append((sequence, text.from_own))
             if text.tokens:
-                queries.append(DraftQuery(text.tokens, own.tokens, most))
+                queries.append(DraftQuery(text.tokens, own.tokens, most, max(0, len(text.tokens) - max_scan)))
                 asked.append((sequence, text.from_answers))
         for (sequence, acceptance), draft in zip(asked, self._search(queries) if queries else (), strict=True):
             one, best = _weighed(sequence, acceptance, draft), found[sequence.key]
@@ -165,6 +177,11 @@ class Drafter:
             if one is not None and (best is None or sum(one.gains) > sum(best.gains)):
                 found[sequence.key] = one
         return found
+
+
+def _forced(tokens: Sequence[int]) -> Draft:
+    """Draft what a grammar leaves no choice about, as if many places had gone on with it."""
+    return Draft(MAX_MATCH, tokens, (2,) * len(tokens), (2,) * len(tokens))
 
 
 def _weighed(sequence: PoolSequence, acceptance: Acceptance, draft: Draft) -> _Proposal | None:

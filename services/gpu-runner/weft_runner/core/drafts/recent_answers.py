@@ -14,7 +14,7 @@ from weft.domain.request import Start
 from weft_runner.core.drafts.acceptance import Acceptance
 
 END = -1  # behind each answer: no text goes on beyond it
-TOKEN_BYTES, TEXT_BYTES = 4, 6 << 10  # of a text beside its tokens: what is known of its drafts
+TOKEN_BYTES, TEXT_BYTES = 4, 8 << 10  # of a text beside its tokens: what is known of its drafts
 MAX_TEXT_TOKENS = 1 << 16  # of an adapter: 256 KiB, some microseconds to search
 MAX_BYTES = 64 << 20  # of all texts
 MAX_AGE_S = 3600.0  # since a text was used last
@@ -31,19 +31,25 @@ def text_key(start: Start) -> TextKey:
 class AdapterText:
     """Answers of one adapter in one namespace, each with END behind it, and how its drafts have fared.
 
-    `from_answers`: drafts from these answers; `from_own`: those from a request's own prompt and answer. `pause`: steps
-    between two searches, 0 while some find what pays.
+    `from_answers`: drafts from these answers; `from_own`: those from a request's own prompt and answer; `from_grammar`:
+    those of what has to follow. `due`: the step of the next search for its rows, `pause` steps behind the last one.
     """
 
     used_at: float
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     from_answers: Acceptance = field(default_factory=Acceptance)
     from_own: Acceptance = field(default_factory=Acceptance)
+    from_grammar: Acceptance = field(default_factory=Acceptance)
+    due: int = 0
     pause: int = 0
 
-    def rest(self, *, found: bool, max_steps: int) -> None:
-        """Search in every step where one has found what pays, else half as often as before."""
-        self.pause = 0 if found else min(2 * self.pause + 1, max_steps)
+    def rest(self, step: int, *, found: bool, max_steps: int) -> None:
+        """Search at every step where that has found what pays for one of its rows, else half as often as before."""
+        if found:
+            self.pause, self.due = 0, step + 1
+        elif self.due <= step:  # not for another row already
+            self.pause = min(2 * self.pause + 1, max_steps)
+            self.due = step + 1 + self.pause
 
 
 class RecentAnswers:

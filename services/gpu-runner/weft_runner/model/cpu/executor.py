@@ -8,6 +8,7 @@ move: every kernel works on absolute positions and never lets the number of rows
 
 import ctypes
 from collections.abc import Sequence
+from operator import gt
 from typing import Any, Protocol
 
 import numpy as np
@@ -95,7 +96,7 @@ class CpuExecutor:
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         whole = part.size == 1 and part.begins and part.ends
         self._drafts = NativeSearch(library.native) if whole else None
-        self._workspace = MappedMemory(0)
+        self._workspace, self._workspace_sizes = MappedMemory(0), (0, 0, 0)  # tokens, sampled ones, rank
         self._hidden, self._logits = _rows(0, spec.hidden_size), _rows(0, spec.vocab_size)
         self.layer_counter = LayerCounter(library.native)  # for threads that read KV while a step runs
         self._native, self._prepared = StepStruct(layers_done=self.layer_counter.address), None
@@ -185,9 +186,11 @@ class CpuExecutor:
         self._grow_workspace(n_tokens, n_sampled)
         native.n_tokens, native.n_rows = n_tokens, len(arrays.rows)
         native.n_segments, native.n_sampled = len(arrays.segments), n_sampled
-        native.tokens, native.rows = address_of(arrays.tokens), address_of(arrays.rows)
-        native.page_table, native.segments = address_of(arrays.pages), address_of(arrays.segments)
-        native.sampled, native.slots = address_of(arrays.sampled), ctypes.addressof(self.adapters.table)
+        native.tokens = at = address_of(arrays.tokens)
+        native.rows = at = at + 4 * n_tokens
+        native.page_table = at = at + 4 * arrays.rows.size
+        native.segments = at = at + 4 * len(arrays.pages)
+        native.sampled, native.slots = at + 4 * arrays.segments.size, ctypes.addressof(self.adapters.table)
         native.guesses = address_of(arrays.guesses) if len(arrays.guesses) else None
         native.hidden, native.logits = address_of(self._hidden), address_of(self._logits)
         native.workspace, native.workspace_bytes = self._workspace.address, self._workspace.n_bytes
@@ -199,9 +202,12 @@ class CpuExecutor:
             self._hidden = _rows(n_tokens, self.spec.hidden_size)
         if n_sampled > len(self._logits):
             self._logits = _rows(n_sampled, self.spec.vocab_size)
-        needed = self._workspace_of(n_tokens, n_sampled, self.adapters.site_rank)
-        if needed > self._workspace.n_bytes:
-            self._workspace = MappedMemory(needed)
+        sizes = n_tokens, n_sampled, self.adapters.site_rank
+        if any(map(gt, sizes, self._workspace_sizes)):
+            self._workspace_sizes = n_tokens, n_sampled, site_rank = tuple(map(max, sizes, self._workspace_sizes))
+            needed = self._workspace_of(n_tokens, n_sampled, site_rank)
+            if needed > self._workspace.n_bytes:
+                self._workspace = MappedMemory(needed)
 
     def _workspace_of(self, n_tokens: int, n_sampled: int, site_rank: int) -> int:
         return self._library.workspace_bytes(self._base.model, n_tokens, site_rank, n_sampled)
