@@ -107,6 +107,8 @@ def runner_of(book: RunnerBook) -> RunnerNow:
         role=figures.role.value,
         pending_prompt_tokens=figures.pending_prompt_tokens,
         offload=figures.offload,
+        drafts=figures.drafts,
+        accepted_tokens=figures.accepted_tokens,
     )
 
 

@@ -9,7 +9,18 @@ from weft_cli.output import short
 
 UNKNOWN = "-"
 MAX_SHOWN_ADAPTERS = 10  # shown, by tokens/s
-RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE PAGES", "ADAPTERS", "ROLE", "PROMPTS")
+RUNNER_HEADERS = (
+    "RUNNER",
+    "POOL",
+    "READY",
+    "BATCH",
+    "TOKENS/S",
+    "FREE PAGES",
+    "ADAPTERS",
+    "ROLE",
+    "PROMPTS",
+    "ACCEPTED",
+)
 POOL_HEADERS = ("POOL", "RUNNERS", "BATCH", "TOKENS/S", "FREE PAGES", "WAITING", "LINES")
 OFFLOAD_HEADERS = ("OFFLOADED", "WEIGHTS IN MEMORY", "DISK", "MS A TOKEN", "PREDICTED", "ONE REQUEST ALONE")
 ADAPTER_HEADERS = ("ADAPTER", "RUNNING", "TOKENS/S", "RUNNERS")
@@ -27,7 +38,10 @@ class SequenceNow:
 
 @dataclass(frozen=True, slots=True)
 class RunnerNow:
-    """A runner as its supervisor knows it. `tokens`: computed since its start, of prompts and of answers."""
+    """A runner as its supervisor knows it. Counters begin with its start.
+
+    `tokens`: computed, of prompts and of answers. `drafts`: rows of steps that had one; `accepted_tokens`: of those.
+    """
 
     incarnation: tuple[str, str]
     name: str
@@ -43,6 +57,8 @@ class RunnerNow:
     role: str = "mixed"
     pending_prompt_tokens: int = 0
     offload: OffloadState | None = None
+    drafts: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +96,14 @@ class Tables:
 
 def tables_of(before: Look | None, now: Look) -> Tables:
     """Make the rows of the three tables. Without a look before there is no rate."""
-    rates = _rates(before, now)
+    rates, accepted = _rates(before, now), _accepted(before, now)
     known = [rate for rate in rates.values() if rate is not None]
     total = sum(known) if known else None
     return Tables(
         summary=_summary(now, total),
-        runners=[_runner_row(runner, rates[runner.incarnation]) for runner in now.runners],
+        runners=[
+            _runner_row(runner, rates[runner.incarnation], accepted[runner.incarnation]) for runner in now.runners
+        ],
         pools=[_pool_row(pool, now, rates) for pool in sorted({runner.pool for runner in now.runners})],
         adapters=list(_adapter_rows(before, now)),
         offloaded=[_offload_row(one.name, one.offload) for one in now.runners if one.offload is not None],
@@ -104,6 +122,19 @@ def _rates(before: Look | None, now: Look) -> dict[tuple[str, str], float | None
     }
 
 
+def _accepted(before: Look | None, now: Look) -> dict[tuple[str, str], float | None]:
+    """Compute accepted tokens a draft by runner; None for one without drafts since the look before."""
+    earlier = {runner.incarnation: runner for runner in before.runners} if before else {}
+    found: dict[tuple[str, str], float | None] = {}
+    for runner in now.runners:
+        then = earlier.get(runner.incarnation)
+        drafts = runner.drafts - then.drafts if then else 0
+        found[runner.incarnation] = (
+            (runner.accepted_tokens - then.accepted_tokens) / drafts if then and drafts else None
+        )
+    return found
+
+
 def _summary(now: Look, tokens_per_s: float | None) -> str:
     ready = sum(runner.ready and not runner.draining for runner in now.runners)
     parts = [f"{ready} of {len(now.runners)} runners ready", f"{_rate(tokens_per_s)} tokens/s"]
@@ -112,7 +143,7 @@ def _summary(now: Look, tokens_per_s: float | None) -> str:
     return ", ".join(parts)
 
 
-def _runner_row(runner: RunnerNow, rate: float | None) -> tuple[str, ...]:
+def _runner_row(runner: RunnerNow, rate: float | None, accepted: float | None) -> tuple[str, ...]:
     return (
         runner.name,
         runner.pool,
@@ -123,6 +154,7 @@ def _runner_row(runner: RunnerNow, rate: float | None) -> tuple[str, ...]:
         str(len(runner.on_device)),
         runner.role,
         str(runner.pending_prompt_tokens),
+        UNKNOWN if accepted is None else f"{accepted:.1f}",
     )
 
 

@@ -166,6 +166,8 @@ class RunnerFigures(NamedTuple):
     role: Annotated[RunnerRole, RunnerRole.MIXED] = RunnerRole.MIXED
     pending_prompt_tokens: Any32 = 0  # of its sequences, not computed yet
     offload: OffloadState | None = None  # None: all weights are in memory
+    drafts: Any64 = 0  # rows of steps that had one
+    accepted_tokens: Any64 = 0  # of drafts
 
 
 class RunnerReport(NamedTuple):

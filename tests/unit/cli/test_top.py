@@ -44,6 +44,14 @@ def test_a_runner_that_was_not_there_before_has_no_rate_yet(before: Look | None)
     assert tables.summary == "1 of 1 runners ready, - tokens/s"
 
 
+def test_accepted_tokens_are_those_of_a_draft_between_two_looks() -> None:
+    def drafting(drafts: int, accepted: int) -> Look:
+        return Look(0.0, (replace(runner("a", 0), drafts=drafts, accepted_tokens=accepted),))
+
+    rows = [tables_of(before, drafting(14, 45)).runners[0] for before in (drafting(10, 30), drafting(14, 45), None)]
+    assert [row[-1] for row in rows] == ["3.8", "-", "-"]
+
+
 def test_a_pool_is_the_sum_of_its_runners_and_who_waits_for_it() -> None:
     gateway = GatewayNow(5, 2, {"team/base": 2})
     one, two = sequence("r1", "", 1), SequenceNow(("r2", 1, 1), "", 1, line=True)

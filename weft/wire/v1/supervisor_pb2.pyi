@@ -91,7 +91,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "role", "pending_prompt_tokens", "offload", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
+    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "role", "pending_prompt_tokens", "offload", "drafts", "accepted_tokens", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,8 @@ class RunnerReport(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PENDING_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OFFLOAD_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
@@ -132,13 +134,15 @@ class RunnerReport(_message.Message):
     role: Role
     pending_prompt_tokens: int
     offload: OffloadState
+    drafts: int
+    accepted_tokens: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceState]
     ended: _containers.RepeatedScalarFieldContainer[str]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterState]
     removed_adapters: _containers.RepeatedScalarFieldContainer[str]
     overruns: _containers.RepeatedCompositeFieldContainer[Overrun]
     progress: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., pending_prompt_tokens: _Optional[int] = ..., offload: _Optional[_Union[OffloadState, _Mapping]] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., pending_prompt_tokens: _Optional[int] = ..., offload: _Optional[_Union[OffloadState, _Mapping]] = ..., drafts: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OffloadState(_message.Message):
     __slots__ = ("resident_share", "disk_bytes_per_s", "predicted_ms", "measured_ms", "alone_ms", "disk_bound")

@@ -354,6 +354,7 @@ class RequestPool:
 
     def figures(self, *, ready: bool, offload: OffloadState | None = None) -> RunnerFigures:
         """What a report says of the pool."""
+        drafts = self.scheduler.drafter.figures
         pages, free_pages = self.pages, max(0, self.adapters.free_pages() - self.swapping.owed_pages())
         return RunnerFigures(
             free_pages=free_pages, used_pages=pages.used_pages,
@@ -362,7 +363,7 @@ class RequestPool:
             grown_pages=self.reservations.grown_pages, doublings=self.reservations.doublings, tokens=self._tokens,
             prefix_reused_tokens=self.reuse.tokens, role=self.role,
             pending_prompt_tokens=sum(s.pending for s in self.sequences.values() if s.phase in UNCOMPUTED),
-            offload=offload,
+            offload=offload, drafts=drafts.drafts, accepted_tokens=drafts.accepted,
         )  # fmt: skip
 
     # ---- how
