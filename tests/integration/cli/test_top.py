@@ -49,8 +49,8 @@ def test_a_pipe_gets_the_tables_once(controller: Any, gateway: Gateway, capfd: p
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "1 of 1 runners ready, 0.0 tokens/s, 3 requests, 1 waiting"
-    assert lines[2].split() == "RUNNER POOL READY BATCH TOKENS/S FREE PAGES ADAPTERS ROLE PROMPTS".split()
-    assert lines[3].split() == ["01234567", "default/base", "True", "2/8", "0.0", "0/64", "1", "mixed", "0"]
+    assert lines[2].split() == "RUNNER POOL READY BATCH TOKENS/S FREE PAGES ADAPTERS ROLE PROMPTS ACCEPTED".split()
+    assert lines[3].split() == ["01234567", "default/base", "True", "2/8", "0.0", "0/64", "1", "mixed", "0", "-"]
     assert lines[6].split() == ["default/base", "1/1", "2/8", "0.0", "0/64", "1", "0"]
     assert lines[9].split() == ["aaaaaaaaaaaa", "0", "0.0", "1"]
     assert "\x1b" not in out
