@@ -242,7 +242,7 @@ def speculate(
 ) -> None:
     """Drafts on, beside the same engine with drafts off: rate, tokens a step, share of the bound.
 
-    Takes ten minutes of an otherwise idle machine.
+    Takes five minutes of an otherwise idle machine.
     """
     from weft_bench import speculate as bench
     from weft_bench.cpu_models import cache_dir

@@ -21,6 +21,7 @@ from weft_runner.errors import ArtifactUnknown
 from weft_runner.model import AdapterFiles
 from weft_runner.shell.engine import Engine, Output
 
+WHOLE = Sampling(ignore_eos=True)  # as many tokens as are asked for
 SESSION = Peer(Kind.GATEWAY, "bench")  # that all requests belong to
 
 
@@ -37,7 +38,7 @@ class Ask:
     salt: str = ""
     priority: Priority = Priority.INTERACTIVE
     grammar: str = ""  # as the runner takes it; "": any text
-    sampling: Sampling = Sampling(ignore_eos=True)  # noqa: RUF009 (frozen)
+    sampling: Sampling = WHOLE
 
 
 @dataclass(slots=True)

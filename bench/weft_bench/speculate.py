@@ -147,12 +147,10 @@ def _sampling(seed: int, *, again: bool) -> Sampling:
 
 def _bound(pair: Pair, streams: int, tokens_a_row: float) -> float:
     """Return what steps of `tokens_a_row` tokens gain if they take what the profile says, and no guess is wrong."""
-    model = pair.plain.built.profile
-    drafting = pair.drafting.built.profile
-    assert model is not None, "engines are profiled"
-    assert drafting is not None, "engines are profiled"
-    alone_ms = model.model.decode_ms(streams, streams * (PROMPT_TOKENS + ANSWER_TOKENS // 2))
-    guesses_ms = drafting.model.guesses_ms(streams, round(streams * (tokens_a_row - 1)))
+    profile = pair.drafting.built.profile
+    assert profile is not None, "engines are profiled"
+    alone_ms = profile.model.decode_ms(streams, streams * (PROMPT_TOKENS + ANSWER_TOKENS // 2))
+    guesses_ms = profile.model.guesses_ms(streams, round(streams * (tokens_a_row - 1)))
     return tokens_a_row * alone_ms / (alone_ms + guesses_ms)
 
 

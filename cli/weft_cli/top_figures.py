@@ -10,17 +10,8 @@ from weft_cli.output import short
 UNKNOWN = "-"
 MAX_SHOWN_ADAPTERS = 10  # shown, by tokens/s
 RUNNER_HEADERS = (
-    "RUNNER",
-    "POOL",
-    "READY",
-    "BATCH",
-    "TOKENS/S",
-    "FREE PAGES",
-    "ADAPTERS",
-    "ROLE",
-    "PROMPTS",
-    "ACCEPTED",
-)
+    "RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE PAGES", "ADAPTERS", "ROLE", "PROMPTS", "ACCEPTED",
+)  # fmt: skip
 POOL_HEADERS = ("POOL", "RUNNERS", "BATCH", "TOKENS/S", "FREE PAGES", "WAITING", "LINES")
 OFFLOAD_HEADERS = ("OFFLOADED", "WEIGHTS IN MEMORY", "DISK", "MS A TOKEN", "PREDICTED", "ONE REQUEST ALONE")
 ADAPTER_HEADERS = ("ADAPTER", "RUNNING", "TOKENS/S", "RUNNERS")

@@ -172,6 +172,12 @@ def test_pods_ask_for_the_disk_that_their_folders_may_hold_unless_their_resource
     assert resources({}, elsewhere, **cache) == limits, "the platform's own volume is no disk of the pod"
 
 
+def test_drafts_are_off_where_the_pool_says_so():
+    found = [settings_of(make_runner_config(parse_pool(stored(pool_object(advanced=advanced))), BASE)).speculation
+             for advanced in ({}, {"speculation": "Off"})]  # fmt: skip
+    assert found == ["suffix", "off"]
+
+
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
     budgets = {"deviceBytes": "4Gi", "hostBytes": "1Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft"}
     offload, parallelism = budgets | {"weights": "int4", "kv": "int4"}, {"tensor": 1, "pipeline": 2, "podsPerRunner": 1}

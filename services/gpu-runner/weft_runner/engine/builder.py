@@ -142,6 +142,11 @@ class Guessed(NamedTuple):
     drafted: tuple[int, ...]
     first: int
 
+    def is_right(self, number: int, found: Sequence[SampledToken | None]) -> bool:
+        """Say whether there is a guess of that number, and it is what was sampled at its place."""
+        token = found[self.first + number] if number < len(self.drafted) else None
+        return token is not None and token.token == self.drafted[number]
+
 
 def _checked(drafted: tuple[int, ...], found: list[SampledToken | None]) -> list[SampledToken]:
     """Return the guesses that are what was sampled, and the token behind them; nothing where not even one was sampled.
@@ -219,9 +224,8 @@ class StepBuilder:
                 tokens.extend(sequence.tokens[in_kv : in_kv + row.n_tokens])
             tokens.extend(row.drafted)
             pages = tuple(self._pool.pages.pages_of(row.key))
-            scored = len(row.drafted) or sequence.scored(row.n_tokens, fed)
-            pools = row.samples and sequence.start.sampling.pooling
-            guesses = len(row.drafted)
+            guesses, pools = len(row.drafted), row.samples and sequence.start.sampling.pooling
+            scored = guesses or sequence.scored(row.n_tokens, fed)
             step_rows.append(StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools, guesses))
         step = StepInput(tokens, tuple(step_rows), self._plan(batch.rows, len(tokens)), taken)
         sampled = tuple(s for row, s in zip(batch.rows, sequences, strict=True) if row.samples)

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import count
 from typing import NamedTuple, Protocol
 
 from weft_runner.core.batch import Batch
@@ -24,7 +23,7 @@ from weft_runner.core.events import Effect, RunStep, StepDone, StepResults, Step
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
-from weft_runner.engine.builder import BuiltStep, Guessed, StepBuilder
+from weft_runner.engine.builder import BuiltStep, StepBuilder
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined, Rows, StepHandle
 from weft_runner.model.layer_progress import LayerReports
@@ -196,23 +195,17 @@ def sample_step(executor: Executor, logits: Rows, built: BuiltStep) -> list[Samp
     Rows with guesses are sampled at every position at once. Where penalties or a grammar make of the guesses what may
     come behind them, a position is sampled once the guess before it was right and has been taken.
     """
-    found, guessed = executor.sample(logits, built.draws()), built.guessed() if built.batch.guesses else []
-    for behind in count(1):
-        going = list[Guessed]()
+    found, behind = executor.sample(logits, built.draws()), 0
+    guessed = built.guessed() if built.batch.guesses else []
+    while guessed := [one for one in guessed if one.is_right(behind, found)]:
         for one in guessed:
-            token, guess = found[one.first + behind - 1], one.drafted[behind - 1]
-            if token is not None and token.token == guess:
-                one.sequence.check(guess)
-                going.append(one)
-        if not going:
-            return found
-        draws = [SamplingArgs(s.start.sampling, len(s.tokens) + behind, s.adjustments, s.mask) for s, _, _ in going]
-        for one, token in zip(
-            going, executor.sample(logits[[one.first + behind for one in going]], draws), strict=True
-        ):
-            found[one.first + behind] = token
-        guessed = [one for one in going if behind < len(one.drafted)]
-    raise AssertionError("rows without end")
+            one.sequence.check(one.drafted[behind])
+        behind += 1
+        places = [one.first + behind for one in guessed]
+        draws = [SamplingArgs(s.start.sampling, len(s.tokens) + behind, s.adjustments, s.mask) for s, *_ in guessed]
+        for place, token in zip(places, executor.sample(logits[places], draws), strict=True):
+            found[place] = token
+    return found
 
 
 def run_alone(

@@ -125,9 +125,9 @@ class Capabilities(NamedTuple):
     `follows`: it computes beside the host, one step behind the other; `pipelined`: in several stages; `ranks`: in
     several processes. `stages`: weights of each of its stages come from disk, whose states it tells any thread;
     `stage`: its own one. `layer_counter`: its own, raised while a step runs. `packs`: its adapters. `close`: ends what
-    it has started, once the engine has ended. `drafts`: finds what texts go on with; a
-    row of several tokens has the bits of the tokens one by one, and rows of logits are numpy's, so that a step checks
-    drafts.
+    it has started, once the engine has ended.
+    `drafts`: finds what texts go on with; a row of several tokens has the bits of the tokens one by one, and rows of
+    logits are numpy's, so that a step checks drafts.
     """
 
     follows: AsyncExecutor | None = None
