@@ -195,8 +195,10 @@ def sample_step(executor: Executor, logits: Rows, built: BuiltStep) -> list[Samp
     Rows with guesses are sampled at every position at once. Where penalties or a grammar make of the guesses what may
     come behind them, a position is sampled once the guess before it was right and has been taken.
     """
-    found, behind = executor.sample(logits, built.draws()), 0
-    guessed = built.guessed() if built.batch.guesses else []
+    found = executor.sample(logits, built.draws())
+    if not built.batch.guesses:
+        return found
+    guessed, behind = built.guessed(), 0
     while guessed := [one for one in guessed if one.is_right(behind, found)]:
         for one in guessed:
             one.sequence.check(one.drafted[behind])
