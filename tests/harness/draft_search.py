@@ -4,40 +4,47 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from weft_runner.core import Draft, DraftQuery
+from weft_runner.core import MIN_GAIN, Acceptance, Draft, DraftQuery
 
 MAX_MATCH, MAX_PLACES = 64, 256
-NOTHING = Draft(0, (), (), ())
+LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # the least of each class
+NOTHING = Draft((), (), ())
 
 
 def search_plainly(queries: Sequence[DraftQuery]) -> list[Draft]:
-    """Find each draft by its definition: the longest match, its newest places, what most of them go on with."""
-    return [_draft(list(text[first:]), list(tail), most) for text, tail, most, first in queries]
+    """Find each draft by its definition."""
+    return [
+        plain_draft(list(text[first:]), list(tail), list(shares), MIN_GAIN, most)
+        for text, tail, shares, most, first in queries
+    ]
 
 
-def _draft(text: list[int], tail: list[int], most: int) -> Draft:
-    matches = [(_match(text[: end + 1], tail), end) for end in range(len(text) - 1) if text[end + 1] >= 0]
-    matched = max((length for length, _ in matches), default=0)
-    if not matched or not most:
-        return NOTHING
-    live = [end + 1 for length, end in reversed(matches) if length == matched][:MAX_PLACES]
-    tokens, agree, places = list[int](), list[int](), list[int]()
-    while live and len(tokens) < most:
-        counts = Counter(text[place] if place < len(text) else -1 for place in live)
-        ended = counts.pop(-1, 0)
-        if not counts:
+def plain_draft(
+    text: Sequence[int], tail: Sequence[int], shares: Sequence[float], min_gain: float, max_tokens: int
+) -> Draft:
+    """Follow the newest places of the longest match as most of them go on, as long as that is likely enough."""
+    lengths = {place: _match(text[:place], tail) for place in range(len(text)) if text[place] >= 0}
+    matched = max(lengths.values(), default=0)
+    places = [place for place in reversed(lengths) if matched and lengths[place] == matched][:MAX_PLACES]
+    tokens, classes, gains = list[int](), list[int](), [1.0]
+    while len(tokens) < max_tokens and places:
+        on = [place for place in places if place < len(text) and text[place] >= 0]
+        votes = Counter(text[place] for place in on)  # in the order of places: the newest of equals comes first
+        token, agree = max(votes.items(), key=lambda item: item[1], default=(0, 0))
+        if agree <= len(places) - len(on):
             break
-        token = max(counts, key=lambda one: counts[one])  # the newest of equals: a Counter keeps the order
-        if ended >= counts[token]:
+        agreement = (2 + (agree > 1)) if agree == len(places) else 2 * agree > len(places)
+        length = sum(matched + len(tokens) >= least for least in LENGTHS) - 1
+        classes.append(agreement * len(LENGTHS) + length)
+        gains.append(gains[-1] * shares[classes[-1]])
+        if gains[-1] < min_gain:
             break
         tokens.append(token)
-        agree.append(counts[token])
-        places.append(len(live))
-        live = [place + 1 for place in live if place < len(text) and text[place] == token]
-    return Draft(matched, tuple(tokens), tuple(agree), tuple(places)) if tokens else NOTHING
+        places = [place + 1 for place in on if text[place] == token]
+    return Draft(tokens, classes[: len(tokens) or 1], gains[1 : 1 + len(tokens)])
 
 
-def _match(before: list[int], tail: list[int]) -> int:
+def _match(before: Sequence[int], tail: Sequence[int]) -> int:
     length = 0
     for one, other in zip(reversed(before), reversed(tail[-MAX_MATCH:]), strict=False):
         if one != other or one < 0:
@@ -51,7 +58,7 @@ def guess(of: Callable[[DraftQuery], Sequence[int]]) -> Callable[[Sequence[Draft
 
     def search(queries: Sequence[DraftQuery]) -> list[Draft]:
         drafts = [tuple(of(query))[: query.max_tokens] for query in queries]
-        return [Draft(64, one, (9,) * len(one), (9,) * len(one)) if one else NOTHING for one in drafts]
+        return [Acceptance().draft_surely(one) if one else NOTHING for one in drafts]
 
     return search
 

@@ -5,9 +5,11 @@ read as ints: for a call of a few queries, views of numpy would take longer than
 """
 
 import ctypes
+import struct
 from collections.abc import Sequence
-from ctypes import c_int32, c_int64, c_void_p
-from typing import NamedTuple
+from ctypes import c_double, c_int32
+
+import numpy as np
 
 from weft_kernels.cpu.errors import CallRefused
 from weft_kernels.cpu.structs import CODES
@@ -15,47 +17,34 @@ from weft_kernels.cpu.structs import CODES
 MAX_MATCH = 64
 MAX_PLACES = 256
 MAX_DRAFT = 32
+GUESS_LENGTHS = 7
+GUESS_CLASSES = 4 * GUESS_LENGTHS
 _CODES = {**CODES, -2: f"a length is negative, or max_tokens is not one of 0 to {MAX_DRAFT}"}
 
-
-class DraftQueryStruct(ctypes.Structure):
-    """`weft_draft_query`."""
-
-    _fields_ = [
-        ("text", c_void_p), ("length", c_int64), ("tail", c_void_p), ("tail_length", c_int64), ("max_tokens", c_int32),
-        ("reserved", c_int32),
-    ]  # fmt: skip
+DRAFT_QUERY = np.dtype(  # `weft_draft_query`
+    [
+        ("text", np.uintp), ("length", np.int64), ("tail", np.uintp), ("tail_length", np.int64), ("shares", np.uintp),
+        ("min_gain", np.float64), ("max_tokens", np.int32),
+    ],
+    align=True,
+)  # fmt: skip
+_QUERY = struct.Struct("@" + "".join(DRAFT_QUERY[name].char for name in DRAFT_QUERY.names or ()) + "0q")
 
 
 class DraftFoundStruct(ctypes.Structure):
     """`weft_draft_found`."""
 
     _fields_ = [
-        ("matched", c_int32), ("n_tokens", c_int32), ("tokens", c_int32 * MAX_DRAFT), ("agree", c_int32 * MAX_DRAFT),
-        ("of", c_int32 * MAX_DRAFT),
+        ("n_tokens", c_int32), ("found", c_int32), ("tokens", c_int32 * MAX_DRAFT), ("classes", c_int32 * MAX_DRAFT),
+        ("gains", c_double * MAX_DRAFT),
     ]  # fmt: skip
 
 
-INTS = ctypes.sizeof(DraftFoundStruct) // 4
-
-
-class DraftAddresses(NamedTuple):
-    """Addresses of a text of int32 tokens, and of the tail whose end is looked for; `max_tokens`: wanted at most."""
-
-    text: int
-    length: int
-    tail: int
-    tail_length: int
-    max_tokens: int
-
-
-class DraftFound(NamedTuple):
-    """Tokens that follow; of `of[i]` places that match so far, `agree[i]` go on with `tokens[i]`."""
-
-    matched: int
-    tokens: list[int]
-    agree: list[int]
-    of: list[int]
+FOUND_INTS, CLASSES_AT = ctypes.sizeof(DraftFoundStruct) // 4, 2 + MAX_DRAFT
+GAINS_AT = (CLASSES_AT + MAX_DRAFT) // 2
+DraftAddresses = tuple[int, int, int, int, int, float, int]
+DraftFound = tuple[Sequence[int], Sequence[int], Sequence[float]]
+NOTHING: DraftFound = (), (), ()
 
 
 class DraftSearch:
@@ -66,24 +55,43 @@ class DraftSearch:
         self._draft.argtypes, self._draft.restype = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p], ctypes.c_int32
         self._grow(1)
 
-    def find(self, queries: Sequence[DraftAddresses | tuple[int, int, int, int, int]]) -> list[DraftFound]:
-        """Find the draft of each query, whose memory lives until this returns. Raises CallRefused."""
+    def find(self, queries: Sequence[DraftAddresses]) -> list[DraftFound]:
+        """Find what follows each query's tail: tokens, the class of each, the chance that it and all before are right.
+
+        A query is the address and length of a text of int32 tokens, those of the tail whose end is looked for, the
+        address of GUESS_CLASSES doubles (how many guesses of each class are right), the chance below which a draft
+        ends, and how many tokens are wanted at most. Where not even the first guess is likely enough there is no token,
+        and one class. The queries' memory lives until this returns. Raises CallRefused.
+        """
         if len(queries) > self._capacity:
             self._grow(len(queries))
         for at, query in enumerate(queries):
-            self._queries[at] = query
+            _QUERY.pack_into(self._queries, at * _QUERY.size, *query)
         code = self._draft(self._queries_at, len(queries), self._found_at)
         if code:
             raise CallRefused("weft_draft", code, _CODES[code])
-        found, ints = list[DraftFound](), self._found
-        for begin in range(0, len(queries) * INTS, INTS):
-            n, at = ints[begin + 1], begin + 2
-            parts = [ints[i : i + n].tolist() for i in (at, at + MAX_DRAFT, at + 2 * MAX_DRAFT)]
-            found.append(DraftFound(ints[begin], *parts))
+        found, ints, doubles = list[DraftFound](), self._ints, self._doubles
+        for at in range(0, len(queries) * FOUND_INTS, FOUND_INTS):
+            n, some = ints[at], ints[at + 1]
+            if not some:
+                found.append(NOTHING)
+                continue
+            tokens, classes, gains = at + 2, at + CLASSES_AT, at // 2 + GAINS_AT
+            found.append(
+                (
+                    ints[tokens : tokens + n].tolist(),
+                    ints[classes : classes + (n or 1)].tolist(),
+                    doubles[gains : gains + n].tolist(),
+                )
+            )
         return found
 
     def _grow(self, capacity: int) -> None:
         self._capacity = capacity
-        self._queries, out = (DraftQueryStruct * capacity)(), (DraftFoundStruct * capacity)()
-        self._found = memoryview(out).cast("B").cast("i")
-        self._queries_at, self._found_at = ctypes.addressof(self._queries), ctypes.addressof(out)
+        self._queries, out = bytearray(_QUERY.size * capacity), (DraftFoundStruct * capacity)()
+        whole = memoryview(out).cast("B")
+        self._ints, self._doubles = whole.cast("i"), whole.cast("d")
+        self._queries_at, self._found_at = (
+            ctypes.addressof(ctypes.c_char.from_buffer(self._queries)),
+            ctypes.addressof(out),
+        )

@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 10
+ABI = 11
 BF16, FP32, INT8, INT4 = range(4)
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}  # of weights, by the name of their format
 LOST = -4

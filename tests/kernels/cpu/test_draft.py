@@ -1,17 +1,19 @@
 """The native search for drafts against its plain statement in Python."""
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.draft_search import LENGTHS, plain_draft
 from harness.native_library import native_library
 from weft_kernels.cpu import CallRefused, Library, draft
+from weft_runner.core import Acceptance
 
 SEPARATOR = -1
+SHARES = np.ones(draft.GUESS_CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -26,58 +28,31 @@ def search(library: Library) -> draft.DraftSearch:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`tail` None: the text's own end."""
+    """`tail` None: the text's own end. `shares`: nine of ten guesses of a class are right, or so."""
 
     text: list[int]
     tail: list[int] | None
     max_tokens: int = draft.MAX_DRAFT
+    shares: tuple[float, ...] = (0.9,) * draft.GUESS_CLASSES
+    min_gain: float = 0.0
 
     @property
     def wanted(self) -> list[int]:
         return self.text if self.tail is None else self.tail
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What is found. `tokens`: (token, agree, of) of each."""
-
-    matched: int
-    tokens: list[tuple[int, int, int]]
+def expected(query: Query) -> draft.DraftFound:
+    return plain_draft(query.text, query.wanted, query.shares, query.min_gain, query.max_tokens)
 
 
-def expected(query: Query) -> Draft:
-    text = query.text
-    lengths = {place: common(text[:place], query.wanted) for place in range(len(text)) if text[place] >= 0}
-    matched = max(lengths.values(), default=0)
-    places = [place for place in reversed(lengths) if matched and lengths[place] == matched][: draft.MAX_PLACES]
-    tokens: list[tuple[int, int, int]] = []
-    while len(tokens) < query.max_tokens and places:
-        on = [place for place in places if place < len(text) and text[place] >= 0]
-        votes = Counter(text[place] for place in on)  # in the order of places: the newest of equals comes first
-        token, agree = max(votes.items(), key=lambda item: item[1], default=(0, 0))
-        if agree <= len(places) - len(on):
-            break
-        tokens.append((token, agree, len(places)))
-        places = [place + 1 for place in on if text[place] == token]
-    return Draft(matched, tokens)
-
-
-def common(text: list[int], tail: list[int]) -> int:
-    """Count the last tokens that both have, at most MAX_MATCH."""
-    n = 0
-    while n < min(len(text), len(tail), draft.MAX_MATCH) and text[-1 - n] == tail[-1 - n] >= 0:
-        n += 1
-    return n
-
-
-def found(search: draft.DraftSearch, queries: list[Query]) -> list[Draft]:
-    texts = [np.array(query.text, np.int32) for query in queries]
-    tails = [np.array(query.wanted, np.int32) for query in queries]
-    rows = list[draft.DraftAddresses]()
-    for text, tail, query in zip(texts, tails, queries, strict=True):
-        end = text if query.tail is None else tail
-        rows.append(draft.DraftAddresses(text.ctypes.data, len(text), end.ctypes.data, len(end), query.max_tokens))
-    return [Draft(one.matched, list(zip(one.tokens, one.agree, one.of, strict=True))) for one in search.find(rows)]
+def found(search: draft.DraftSearch, queries: list[Query]) -> list[draft.DraftFound]:
+    arrays = [tuple(map(np.array, (one.text, one.wanted), (np.int32,) * 2)) for one in queries]
+    shares = [np.array(one.shares, np.float64) for one in queries]
+    rows = [
+        (text.ctypes.data, len(text), tail.ctypes.data, len(tail), of.ctypes.data, one.min_gain, one.max_tokens)
+        for one, (text, tail), of in zip(queries, arrays, shares, strict=True)
+    ]
+    return [([*tokens], [*classes], [*gains]) for tokens, classes, gains in search.find(rows)]
 
 
 # ---- the same as the plain statement
@@ -103,7 +78,9 @@ def queries(draw: st.DrawFn) -> Query:
     text = draw(texts(alphabet))
     cut = draw(st.integers(0, len(text)))
     tail = draw(st.sampled_from([None, text[:cut], text[cut:]]) | texts(alphabet))
-    return Query(text, tail, draw(st.just(draft.MAX_DRAFT) | st.integers(0, draft.MAX_DRAFT)))
+    shares = draw(st.lists(st.floats(0.0, 1.0), min_size=draft.GUESS_CLASSES, max_size=draft.GUESS_CLASSES))
+    most = draw(st.just(draft.MAX_DRAFT) | st.integers(0, draft.MAX_DRAFT))
+    return Query(text, tail, most, tuple(shares), draw(st.sampled_from([0.0, 0.05, 0.5])))
 
 
 @given(st.lists(queries(), max_size=5))
@@ -129,10 +106,23 @@ def test_worst_texts_give_what_the_plain_statement_gives(search: draft.DraftSear
     assert found(search, [WORST[name]]) == [expected(WORST[name])]
 
 
+def test_the_runner_knows_as_many_classes_of_guesses():
+    assert len(Acceptance().shares) == draft.GUESS_CLASSES
+    assert LENGTHS[-1] == draft.MAX_MATCH == 2 ** (draft.GUESS_LENGTHS - 1)
+
+
 def test_an_end_that_as_many_reach_as_go_on_ends_the_draft(search: draft.DraftSearch):
     ended, on = [5, 6, SEPARATOR], [5, 6, 7]
-    assert found(search, [Query([*on, *on, *ended], [5])]) == [Draft(1, [(6, 3, 3), (7, 2, 3), (5, 2, 2), (6, 2, 2)])]
-    assert found(search, [Query([*on, *ended], [5])]) == [Draft(1, [(6, 2, 2)])]
+    assert found(search, [Query([*on, *on, *ended], [5])])[0][0] == [6, 7, 5, 6]
+    assert found(search, [Query([*on, *ended], [5])])[0][0] == [6]
+
+
+def test_a_draft_ends_before_a_guess_that_is_hardly_right(search: draft.DraftSearch):
+    once, shares = [5, 6, 7, 8, 9, SEPARATOR], [0.0] * draft.GUESS_CLASSES
+    shares[2 * draft.GUESS_LENGTHS : 2 * draft.GUESS_LENGTHS + 2] = 0.5, 0.6  # the only place: 1 token, 2 or 3 before
+    query = Query(once, [5], shares=tuple(shares), min_gain=0.2)
+    assert found(search, [query]) == [([6, 7], [14, 15], [0.5, 0.3])]
+    assert found(search, [replace(query, min_gain=0.6)]) == [([], [14], [])], "what is known of it"
 
 
 # ---- memory
@@ -142,27 +132,28 @@ def test_what_lies_around_the_arrays_is_neither_read_nor_written(search: draft.D
     """The text stands between tokens which, were they read, would make matches longer and drafts other ones."""
     whole = np.zeros(300, np.int32)
     begin = whole.ctypes.data + 400
-    (one,) = search.find([draft.DraftAddresses(begin, 100, begin, 30, draft.MAX_DRAFT)])
-    assert (one.matched, len(one.tokens), one.agree[0], one.of[0]) == (30, 32, 70, 70)
+    (one,) = search.find([(begin, 100, begin, 30, SHARES.ctypes.data, 0.0, draft.MAX_DRAFT)])
+    assert [*map(len, one)] == [32, 32, 32]
+    assert one[1][0] == 3 * draft.GUESS_LENGTHS + 4, "30 tokens before it"
     assert not whole.any()
 
 
 def test_empty_arrays_are_not_read(search: draft.DraftSearch):
     assert search.find([]) == []
-    assert search.find([draft.DraftAddresses(0, 0, 0, 0, 0)] * 3) == [draft.DraftFound(0, [], [], [])] * 3
+    assert search.find([(0, 0, 0, 0, 0, 0.0, 0)] * 3) == [draft.NOTHING] * 3
 
 
 # ---- refusals
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("length", -1), ("tail_length", -1), ("max_tokens", -1), ("max_tokens", draft.MAX_DRAFT + 1)]
+    ("field", "value"), [("length", -1), ("tail length", -1), ("max_tokens", -1), ("max_tokens", draft.MAX_DRAFT + 1)]
 )
 def test_a_query_that_makes_no_sense_is_refused_before_anything_is_read(
     search: draft.DraftSearch, field: str, value: int
 ):
-    nothing = draft.DraftAddresses(0, 0, 0, 0, 0)
-    rows = [nothing._replace(length=1 << 40), nothing._replace(**{field: value})]
+    length, tail_length, most = (value if field == one else 0 for one in ("length", "tail length", "max_tokens"))
+    rows = [(0, 1 << 40, 0, 0, 0, 0.0, 0), (0, length, 0, tail_length, 0, 0.0, most)]
     with pytest.raises(CallRefused, match="a length is negative, or max_tokens is not one of 0 to 32"):
         search.find(rows)
 

@@ -26,7 +26,7 @@ MIRRORS = {
     if isinstance(mirror, type) and issubclass(mirror, ctypes.Structure) and mirror is not ctypes.Structure
 } | {
     "weft_draw": sampling.SAMPLING_ARGS, "weft_sampled": sampling.SAMPLED,
-    "weft_draft_query": draft.DraftQueryStruct, "weft_draft_found": draft.DraftFoundStruct,
+    "weft_draft_query": draft.DRAFT_QUERY, "weft_draft_found": draft.DraftFoundStruct,
 }  # fmt: skip
 NUMBERS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double, "void": None}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
@@ -84,11 +84,13 @@ def test_every_size_and_offset_is_what_the_compiler_says(tmp_path: Path):
 def test_constants_are_those_of_the_header(tmp_path: Path):
     numbers = (
         "WEFT_ABI WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4 WEFT_MAX_TOP WEFT_MAX_MATCH WEFT_MAX_PLACES WEFT_MAX_DRAFT"
+        " WEFT_GUESS_LENGTHS WEFT_GUESS_CLASSES"
     )
     names = f"{numbers} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS WEFT_E_MEMORY".split()
     theirs = printed(tmp_path, [f'printf("%d\\n", {name});' for name in names])
     assert sampling.MAX_TOP == MAX_ALTERNATIVES
     limits = [sampling.MAX_TOP, draft.MAX_MATCH, draft.MAX_PLACES, draft.MAX_DRAFT]
+    limits += [draft.GUESS_LENGTHS, draft.GUESS_CLASSES]
     assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, *limits, *CODES]
 
 

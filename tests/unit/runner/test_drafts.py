@@ -322,13 +322,15 @@ def test_a_text_longer_than_its_bound_is_cut_at_its_beginning() -> None:
 
 
 def test_guesses_are_expected_by_how_those_of_their_kind_have_fared() -> None:
-    acceptance, short, long = Acceptance(), Draft(1, (5, 6), (1, 1), (1, 1)), Draft(16, (5, 6), (3, 3), (3, 3))
-    assert acceptance.gains(short)[0] < 0.5 < acceptance.gains(long)[1]
+    acceptance, tokens = Acceptance(), (5, 6)
+    assert acceptance.draft_surely(tokens).gains[1] > 0.8
+    sure = acceptance.draft_surely(tokens)
     for _ in range(200):
-        acceptance.learn(short, 0, accepted=True)
-        acceptance.learn(long, 0, accepted=False)
-    assert acceptance.gains(short)[0] > 0.9
-    assert not acceptance.gains(long), "less than anything is worth"
+        acceptance.learn(sure, 0, checked=True)
+    assert not acceptance.draft_surely(tokens).tokens, "less than anything is worth"
     for _ in range(300):
-        acceptance.pass_over(long)
-    assert acceptance.gains(long)[0] > 0.8, "and tried again some day"
+        acceptance.pass_over(sure)
+    assert acceptance.draft_surely(tokens).gains[0] > 0.8, "and tried again some day"
+    for _ in range(200):
+        acceptance.learn(sure, 2, checked=False)
+    assert acceptance.draft_surely(tokens).gains[1] > 0.95

@@ -40,9 +40,14 @@ class Search {
   explicit Search(const weft_draft_query& query) : query_(query), text_(query.text), pattern_(query) { scan(); }
 
   void write(weft_draft_found* out) {
-    out->matched = n_ > 0 ? best_ : 0;
-    out->n_tokens = 0;
-    while (out->n_tokens < query_.max_tokens && n_ > 0 && step(out)) ++out->n_tokens;
+    int32_t n = out->found = 0;
+    for (double gain = 1.0; n < query_.max_tokens && n_ > 0 && step(out, n); ++n) {
+      out->found = 1;
+      gain *= query_.shares[out->classes[n]];
+      if (gain < query_.min_gain) break;
+      out->gains[n] = gain;
+    }
+    out->n_tokens = n;
   }
 
  private:
@@ -96,8 +101,14 @@ class Search {
     return size;
   }
 
+  int32_t class_of(int32_t agree, int32_t number) const {
+    const int32_t length = std::min(31 - __builtin_clz(static_cast<uint32_t>(best_ + number)), WEFT_GUESS_LENGTHS - 1);
+    const int32_t agreement = agree == n_ ? (n_ > 1 ? 3 : 2) : 2 * agree > n_;
+    return agreement * WEFT_GUESS_LENGTHS + length;
+  }
+
   // Follows the most frequent token from the places left; false where there is none, or as many answers end.
-  bool step(weft_draft_found* out) {
+  bool step(weft_draft_found* out, int32_t number) {
     int32_t token[WEFT_MAX_PLACES], votes[WEFT_MAX_PLACES], of_place[WEFT_MAX_PLACES], distinct = 0, ended = 0;
     int16_t slot[1 << kSlotBits];  // 0: free, else the number of its token
     std::memset(slot, 0, sizeof slot);
@@ -120,9 +131,8 @@ class Search {
     }
     const int32_t chosen = static_cast<int32_t>(std::max_element(votes, votes + distinct) - votes);  // the newest
     if (distinct == 0 || votes[chosen] <= ended) return false;
-    out->tokens[out->n_tokens] = token[chosen];
-    out->agree[out->n_tokens] = votes[chosen];
-    out->of[out->n_tokens] = n_;
+    out->tokens[number] = token[chosen];
+    out->classes[number] = class_of(votes[chosen], number);
     int32_t kept = 0;
     for (int32_t i = 0; i < n_; ++i)
       if (of_place[i] == chosen) place_[kept++] = place_[i] + 1;

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 10
+#define WEFT_ABI 11
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2, WEFT_INT4 = 3 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4, WEFT_E_MEMORY = -5 };
@@ -104,7 +104,7 @@ typedef struct {
   const int32_t* page_table;
   const weft_segment* segments;  // ordered, disjoint
   const int32_t* sampled;        // [n_sampled] token indices whose logits are wanted
-  uint8_t* guesses;  // NULL, or [n_tokens]: 1 for a token that may be wrong. Where its values are no numbers they are
+  int32_t* guesses;  // NULL, or [n_tokens]: 1 for a token that may be wrong. Where its values are no numbers they are
   // stored as 0, so that tokens before it stay what they are, its own logits are none, and 2 is written
   const weft_lora_site* const* slots;  // slot -> [layers][4] sites
   float* hidden;                       // [n_tokens, hidden]: input when first > 0; output of layer last - 1

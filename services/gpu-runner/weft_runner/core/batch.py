@@ -98,10 +98,14 @@ class Batch:
     n_adapters: int = field(init=False)
 
     def __post_init__(self) -> None:
+        n_tokens = guesses = 0
+        for row in self.rows:
+            n_tokens += row.n_tokens
+            guesses += len(row.drafted)
         count = partial(object.__setattr__, self)
-        count("n_tokens", sum(row.n_tokens for row in self.rows))
-        count("prompt_tokens", sum(row.n_tokens for row in self.rows[: self.n_prefills]))
-        count("guesses", sum(len(row.drafted) for row in self.rows))
+        count("n_tokens", n_tokens)
+        count("prompt_tokens", sum([row.n_tokens for row in self.rows[: self.n_prefills]]))
+        count("guesses", guesses)
         count("n_adapters", len({row.adapter for row in self.rows if row.adapter}))
 
 

@@ -125,8 +125,6 @@ class BatchScheduler:
         now: float,
     ) -> Batch:
         """Give decode rows of a batch the guesses that pay (`Drafter.extend`). Such a batch runs once."""
-        if self.drafter.rests(batch):
-            return batch
         step_ms = self.step_time.step_ms(len(batch.rows) - batch.n_prefills, self.keys, batch.prompt_tokens)
         worth = partial(self.guesses_worth, batch)
         return self.drafter.extend(batch, sequences, max_guesses, worth, step_ms, now)

@@ -86,7 +86,7 @@ class RequestPool:
         self.now = 0.0  # the time of the event
         self.token_times = TokenTimes()
         self._admissions = self._launches = 0
-        self._drafts = search is not None
+        self._drafter = self.scheduler.drafter if search is not None else None
         self.hand_over = HandOver(
             self, limits, self.pages, self.reservations, self.scheduler, self._epochs, self.effects, self.timers
         )
@@ -206,7 +206,7 @@ class RequestPool:
         if self.masks.constrained:
             self.masks.before_step(self.now)
         if depth == 1 and self.scheduler.reusable_batch is not None:
-            return self._drafted(self.scheduler.reusable_batch) if self._drafts else self.scheduler.reusable_batch
+            return self._drafted(self.scheduler.reusable_batch) if self._drafter else self.scheduler.reusable_batch
         for sequence in self._here(SequencePhase.PREFILL):
             self.reuse.before_step(sequence)
         self.settle()
@@ -230,10 +230,12 @@ class RequestPool:
             self._launches += 1
             for row in batch.rows:
                 self.sequences[row.key].launch(self._launches)
-        return self._drafted(batch) if self._drafts and depth == 1 else batch
+        return self._drafted(batch) if depth == 1 else batch
 
     def _drafted(self, batch: Batch) -> Batch:
         """Give decode rows of a batch the guesses that pay. Such a batch runs once."""
+        if self._drafter is None or self._drafter.rests(batch):
+            return batch
         return self.scheduler.draft(batch, self.sequences, self._max_guesses, self.now)
 
     def _max_guesses(self, sequence: Sequence) -> int:

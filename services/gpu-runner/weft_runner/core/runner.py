@@ -135,8 +135,10 @@ class Runner:
         if not batch.rows:
             return
         last, clear_pages = self._step, pool.reservations.take_granted()
-        stands = (reusable := pool.scheduler.reusable_batch) is not None and reusable.number == batch.number
-        if stands and last is not None and last.batch.number == batch.number:
+        number = batch.number or batch.extends
+        stays = (reusable := pool.scheduler.reusable_batch) is not None and reusable.number == number
+        stands = stays and not batch.guesses
+        if stays and last is not None and number in (last.batch.number, last.batch.extends):
             sequences, awaited = last.sequences, last.awaited
         else:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)

@@ -75,9 +75,12 @@ class TokenTimes:
                 sequence.times.scheduled_at = now
 
     def count_run(self, batch: Batch, sequences: "Mapping[str, Sequence]", now: float) -> "list[Sequence]":
-        """Note that a batch is complete. Returns the sequences that had their first token here."""
-        last = self._last
-        if last is not None and batch.number and last.batch.number == batch.number:
+        """Note that a batch is complete. Returns the sequences that had their first token here.
+
+        One that extends another has the same rows.
+        """
+        last, number = self._last, batch.number or batch.extends
+        if last is not None and number and number in (last.batch.number, last.batch.extends):
             gap_s, last.at = now - last.at, now
             self._counts[bisect_left(GAP_BUCKETS, gap_s)] += last.n_tokens  # at every iteration: no call of `_count`
             self._sum_s += gap_s * last.n_tokens

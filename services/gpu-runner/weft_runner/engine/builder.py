@@ -21,7 +21,8 @@ NOT_FINITE = "the model's output is not finite"
 NOT_ALLOWED = "the model's output is not finite, or impossible for every token that the request allows"
 
 
-_all_well = partial(tuple.__new__, StepResults)  # at every iteration: its own constructor is a Python function
+# At every iteration: their own constructors are Python functions.
+_all_well, _draw = partial(tuple.__new__, StepResults), partial(tuple.__new__, SamplingArgs)
 
 
 class Ahead(NamedTuple):
@@ -62,8 +63,8 @@ class BuiltStep:
         for of_batch, row, s in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
             if of_batch.drafted:
                 at, n_steady = len(s.tokens), row.scored if s.is_steady(row.scored) else 0
-                steady = range(at, at + 1 + n_steady)
-                draws += [SamplingArgs(s.start.sampling, place, s.adjustments, s.mask) for place in steady]
+                how = s.start.sampling, s.adjustments, s.mask
+                draws += [_draw((how[0], at + ahead, how[1], how[2], None)) for ahead in range(1 + n_steady)]
                 draws += [UNREAD] * (row.scored - n_steady)
                 continue
             here = range(row.position + 1, row.position + 1 + row.scored)

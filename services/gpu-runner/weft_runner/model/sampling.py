@@ -20,6 +20,7 @@ width, and native code needs no sort. The rounding moves less than vocabulary * 
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -91,6 +92,9 @@ def sample(logits: Floats, draws: Sequence[SamplingArgs]) -> list[SampledToken |
     ]
 
 
+_sampled = partial(tuple.__new__, SampledToken)  # for every token: its own constructor is a Python function
+
+
 class NativeSampler:
     """The same tokens from the native library. Owned by the executor's thread."""
 
@@ -103,12 +107,14 @@ class NativeSampler:
         assert logits.strides[1] == 4, logits.strides
         if not draws:
             return []
-        masks = masks_of(draws, logits.shape[1])
-        rows = None
-        if not all(draw.is_plain for draw in draws):
-            rows = np.array([_draw_of(draw, masks.get(row)) for row, draw in enumerate(draws)], SAMPLING_ARGS)
         stride = logits.strides[0] // 4 if len(logits) > 1 else logits.shape[1]  # numpy gives one row any stride
-        sampled = self._sampler.sample(logits.ctypes.data, stride, logits.shape[1], len(draws), rows)
+        whence = logits.ctypes.data, stride, logits.shape[1], len(draws)
+        if all(draw.is_plain for draw in draws):
+            likeliest = self._sampler.sample(*whence)["token"].tolist()
+            return [None if token < 0 else _sampled((token, None, b"")) for token in likeliest]
+        masks = masks_of(draws, logits.shape[1])
+        rows = np.array([_draw_of(draw, masks.get(row)) for row, draw in enumerate(draws)], SAMPLING_ARGS)
+        sampled = self._sampler.sample(*whence, rows)
         asked = any(draw.n_top is not None for draw in draws)
         logprobs = _logprobs_of(sampled) if asked else [None] * len(draws)
         return [

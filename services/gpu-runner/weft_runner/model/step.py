@@ -5,9 +5,11 @@ puts in the new tokens and positions, and everything else (rows, pages, plan, ar
 An executor may keep what it derives from a step for as long as it is handed that step.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,6 @@ import numpy.typing as npt
 from weft_kernels.plan import SegmentPlan
 
 Ints = npt.NDArray[np.int32]
-Marks = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
@@ -52,10 +53,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepArrays:
-    """A step as flat int32 arrays, each contiguous; their addresses hold as long as the step lives.
-
-    Arrays of a `StepInput` lie one behind the other, in the order of the fields: one address says all of theirs.
-    """
+    """A step as flat int32 arrays, each contiguous; their addresses hold as long as the step lives."""
 
     tokens: Ints  # [T]
     rows: Ints  # [R, 4]: start, end, position, where its pages begin in `pages`
@@ -63,7 +61,18 @@ class StepArrays:
     segments: Ints  # [S, 3]: start, end, slot
     sampled: Ints  # [S]: tokens whose logits are wanted: of each row the scored ones, and its last where it samples
     taken: Ints  # [T] or []: which token of the step before each is, -1: none
-    guesses: Marks = field(default_factory=lambda: np.empty(0, np.uint8))  # [T] or []: 1 for each that may be wrong
+    guesses: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [T] or []: 1 for each that may be wrong
+
+
+class StepLayout(NamedTuple):
+    """A step as one array of int32: the parts of its `StepArrays` one behind the other, in their order.
+
+    `address`: where it lies as long as the step lives; `ends`: where each part ends.
+    """
+
+    whole: "array[int]"
+    address: int
+    ends: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -77,6 +86,7 @@ class StepInput:
     rows: tuple[StepRow, ...]
     plan: SegmentPlan
     taken: Mapping[int, int] = field(default_factory=dict[int, int])
+    _layout: StepLayout | None = field(default=None, init=False, repr=False, compare=False)
     _arrays: StepArrays | None = field(default=None, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type["StepInput"], tuple[object, ...]]:
@@ -88,9 +98,10 @@ class StepInput:
         self.tokens, self.taken = tokens, {}
         for row, position in zip(self.rows, positions, strict=True):
             row.position = position
-        if self._arrays is not None:
-            self._arrays.tokens[:] = tokens
-            self._arrays.rows[:, 2] = positions
+        if self._layout is not None:
+            whole, _, (n_tokens, rows_end, *_) = self._layout
+            whole[:n_tokens] = array("i", tokens)
+            whole[n_tokens + 2 : rows_end : 4] = array("i", positions)
 
     def advance_speculatively(self) -> None:
         """Become the next iteration while only the device knows the tokens: each row is a position further."""
@@ -105,42 +116,47 @@ class StepInput:
         return [int(end) - 1 for row, end in zip(self.rows, last, strict=True) if row.pools]
 
     @property
-    def arrays(self) -> StepArrays:
-        """The step as arrays, made when first asked for, kept up to date by `advance`."""
-        if self._arrays is None:
-            numbers, ends = [*self.tokens], [len(self.tokens)]
-            at = 0
-            for row in self.rows:
-                numbers += (row.start, row.end, row.position, at)
-                at += len(row.pages)
-            ends.append(len(numbers))
-            for row in self.rows:
-                numbers += row.pages
-            ends.append(len(numbers))
+    def layout(self) -> StepLayout:
+        """The step as one array, made when first asked for, kept up to date by `advance`."""
+        if self._layout is None:
+            rows, whole, pages, sampled, guesses = self.rows, array("i", self.tokens), array("i"), array("i"), 0
+            n_tokens = len(whole)
+            for row in rows:
+                whole.extend((row.start, row.end, row.position, len(pages)))
+                pages.extend(row.pages)
+                sampled.extend(row.wanted)
+                guesses += row.guesses
+            rows_end = len(whole)
+            whole += pages
+            pages_end = len(whole)
             for segment in self.plan.segments:
-                numbers += (segment.start, segment.end, segment.slot)
-            ends.append(len(numbers))
-            for row in self.rows:
-                numbers += row.wanted
-            ends.append(len(numbers))
+                whole.extend((segment.start, segment.end, segment.slot))
+            segments_end = len(whole)
+            whole += sampled
+            sampled_end = len(whole)
             if self.taken:
-                numbers += [self.taken.get(at, -1) for at in range(len(self.tokens))]
-            whole = np.array(numbers, np.int32)
-            tokens, rows, pages, segments, sampled, taken = (
-                whole[begin:end] for begin, end in pairwise([0, *ends, len(numbers)])
+                whole.extend(self.taken.get(at, -1) for at in range(n_tokens))
+            taken_end = len(whole)
+            if guesses:
+                for row in rows:
+                    whole.extend((0,) * (row.end - row.start - row.guesses) + (1,) * row.guesses)
+            ends = n_tokens, rows_end, pages_end, segments_end, sampled_end, taken_end, len(whole)
+            self._layout = StepLayout(whole, whole.buffer_info()[0], ends)
+        return self._layout
+
+    @property
+    def arrays(self) -> StepArrays:
+        """The parts of its layout, in the same memory."""
+        if self._arrays is None:
+            whole, _, ends = self.layout
+            view = np.frombuffer(whole, np.int32)
+            tokens, rows, pages, segments, sampled, taken, guesses = (
+                view[begin:end] for begin, end in pairwise((0, *ends))
             )
-            guesses = self._guesses()
             self._arrays = StepArrays(
                 tokens, rows.reshape(-1, 4), pages, segments.reshape(-1, 3), sampled, taken, guesses
             )  # fmt: skip
         return self._arrays
-
-    def _guesses(self) -> Marks:
-        guessed = [row for row in self.rows if row.guesses]
-        marks = np.zeros(len(self.tokens) if guessed else 0, np.uint8)
-        for row in guessed:
-            marks[row.end - row.guesses : row.end] = 1
-        return marks
 
 
 def check_step(step: StepInput, page_tokens: int) -> None:

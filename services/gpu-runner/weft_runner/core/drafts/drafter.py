@@ -8,7 +8,7 @@ that checks a draft gives the tokens that steps of one token would have given, s
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from functools import partial
 from typing import NamedTuple
 
 from weft_runner.core.batch import MAX_LOGIT_ROWS, Batch, Row
@@ -17,7 +17,6 @@ from weft_runner.core.drafts.recent_answers import AdapterText, RecentAnswers, t
 from weft_runner.core.sequence import Sequence as PoolSequence
 
 MAX_STEP_GUESSES = MAX_LOGIT_ROWS  # each has a row of logits
-MAX_MATCH = 64  # tokens, of the search
 # Of an adapter's text, for all rows: what is read displaces weights from the cache, which a short step reads again.
 SCAN_TOKENS_A_MS, MIN_SCAN_TOKENS = 1 << 16, 1 << 12
 SEARCH_MS, MAX_SEARCH_SHARE = 0.04, 0.003  # of one row, about; what searches that find nothing may take of the steps
@@ -26,15 +25,18 @@ SEARCH_MS, MAX_SEARCH_SHARE = 0.04, 0.003  # of one row, about; what searches th
 class DraftQuery(NamedTuple):
     """What a text goes on with behind the longest match of a tail's end, at most `max_tokens` of it.
 
-    `first`: what is before that token of the text is not searched.
+    `shares`: of an `Acceptance`, to weigh guesses by; `first`: what is before that token of the text is not searched.
     """
 
     text: "array[int]"
     tail: "array[int]"
+    shares: "array[float]"
     max_tokens: int
     first: int = 0
 
 
+# At every iteration: their own constructors are Python functions.
+_query, _row = partial(tuple.__new__, DraftQuery), partial(tuple.__new__, Row)
 Search = Callable[[Sequence[DraftQuery]], Sequence[Draft]]
 
 
@@ -55,11 +57,10 @@ class _Own:
 
 
 class _Proposal(NamedTuple):
-    """A draft of a row, whose acceptance it is weighed by and learnt in, and the expected tokens of its guesses."""
+    """A draft of a row, and whose acceptance it is weighed by and learnt in."""
 
     draft: Draft
     acceptance: Acceptance
-    gains: Sequence[float]
 
 
 class Drafter:
@@ -74,10 +75,10 @@ class Drafter:
         self._step, self._rests = 0, (0, 0)  # the batch of that number has nothing due before that step
 
     def rests(self, batch: Batch) -> bool:
-        """Count a step; say whether no row of its batch is searched for."""
+        """Count a step; say whether nothing is searched for: its batch has no decode row, or none that is due."""
         self._step += 1
         number, until = self._rests
-        return number == batch.number != 0 and self._step < until
+        return (number == batch.number != 0 and self._step < until) or batch.n_prefills == len(batch.rows)
 
     @property
     def figures(self) -> DraftFigures:
@@ -87,53 +88,51 @@ class Drafter:
         self, batch: Batch, sequences: Mapping[str, PoolSequence], max_guesses: Callable[[PoolSequence], int],
         n_worth: Callable[[Sequence[float]], int], step_ms: float, now: float,
     ) -> Batch:  # fmt: skip
-        """Return the batch with guesses behind the tokens of its decode rows, or the batch itself.
+        """Return a batch that has decode rows with guesses behind their tokens, or the batch itself.
 
         `max_guesses`: what a sequence's pages and its answer's length leave place for. `n_worth`: how many guesses pay
         of those with these expected tokens, largest first. `step_ms`: what the batch takes as it is.
         """
         # 1. Search for every decode row that has place and is due.
-        rows = batch.rows[batch.n_prefills :]
-        max_scan = max(MIN_SCAN_TOKENS, int(SCAN_TOKENS_A_MS * step_ms / len(rows))) if rows else 0
-        proposals = self._propose([sequences[row.key] for row in rows], max_guesses, max_scan, now)
+        of_rows = [sequences[row.key] for row in batch.rows[batch.n_prefills :]]
+        max_scan = max(MIN_SCAN_TOKENS, int(SCAN_TOKENS_A_MS * step_ms / len(of_rows)))
+        proposals = self._propose(of_rows, max_guesses, max_scan, now)
         if not proposals:
-            of_rows = [sequences[row.key] for row in batch.rows[batch.n_prefills :]]
             if all(sequence.mask is None for sequence in of_rows):
-                self._rests = batch.number, min((self._own[one.key].answers.due for one in of_rows), default=0)
+                self._rests = batch.number, min(self._own[one.key].answers.due for one in of_rows)
             return batch
         # 2. Take as many guesses as pay, the likeliest first: within a row each is at most as likely as the one before.
-        gains = sorted((gain for one in proposals.values() if one for gain in one.gains), reverse=True)
-        left = n_worth(gains[:MAX_STEP_GUESSES]) if gains else 0
-        least = gains[left - 1] if left else inf
+        ranked = [(gain, key) for key, one in proposals.items() if one is not None for gain in one.draft.gains]
+        ranked.sort(reverse=True)
+        worth = n_worth([gain for gain, _ in ranked[:MAX_STEP_GUESSES]]) if ranked else 0
+        counts: dict[str, int] = {}
+        for _, key in ranked[:worth]:
+            counts[key] = counts.get(key, 0) + 1
         max_pause_steps = int(len(batch.rows) * SEARCH_MS / (MAX_SEARCH_SHARE * step_ms))
         rows, self._checked = list(batch.rows), {}
-        for at, row in enumerate(rows):
-            if row.key not in proposals:
+        for at, (key, adapter, n_tokens, samples, _) in enumerate(batch.rows):
+            if key not in proposals:
                 continue
-            one = proposals[row.key]
-            count = min(sum(gain >= least for gain in one.gains), left) if one is not None else 0
-            self._own[row.key].answers.rest(self._step, found=count > 0, max_steps=max_pause_steps)
+            one, count = proposals[key], counts.get(key, 0)
+            self._own[key].answers.rest(self._step, found=count > 0, max_steps=max_pause_steps)
             if one is not None and count:
-                rows[at] = row._replace(n_tokens=1 + count, drafted=tuple(one.draft.tokens[:count]))
-                self._checked[row.key] = one
-                left -= count
-                self._guesses += count
+                rows[at] = _row((key, adapter, n_tokens + count, samples, tuple(one.draft.tokens[:count])))
+                self._checked[key] = one
             elif one is not None:  # what is known of its class fades, so that it is tried again some day
                 one.acceptance.pass_over(one.draft)
-        if not self._checked:
+        if not worth:
             return batch
         self._drafts += len(self._checked)
+        self._guesses += worth
         return Batch(tuple(rows), batch.n_prefills, extends=batch.number)
 
     def learn(self, row: Row, sampled: Sequence[int]) -> None:
         """Take what a row with a draft sampled: leading guesses that were right, and one token more."""
-        draft, acceptance, _ = self._checked.pop(row.key)
+        draft, acceptance = self._checked.pop(row.key)
         accepted = len(sampled) - 1
         self._accepted += accepted
-        for at in range(accepted):
-            acceptance.learn(draft, at, accepted=True)
-        if accepted < len(row.drafted) and sampled[-1] != row.drafted[accepted]:  # else its mask was late
-            acceptance.learn(draft, accepted, accepted=False)
+        wrong = accepted < len(row.drafted) and sampled[-1] != row.drafted[accepted]  # else its mask was late
+        acceptance.learn(draft, accepted, checked=wrong)
 
     def remove(self, sequence: PoolSequence, now: float, *, ended: bool) -> None:
         """Forget a sequence; `ended`: its answer is whole, and others may repeat it."""
@@ -161,32 +160,31 @@ class Drafter:
                 continue
             found[sequence.key] = None
             if forced:
-                found[sequence.key] = _weighed(sequence, own.answers.from_grammar, _forced(forced[:most]))
+                acceptance = own.answers.from_grammar
+                found[sequence.key] = _Proposal(_wanted(sequence, acceptance.draft_surely(forced[:most])), acceptance)
                 continue
             own.tokens.extend(sequence.tokens[len(own.tokens) :])
-            text = own.answers
-            queries.append(DraftQuery(own.tokens, own.tokens, most))
+            text, tail = own.answers, own.tokens
+            queries.append(_query((tail, tail, text.from_own.shares, most, 0)))
             asked.append((sequence, text.from_own))
             if text.tokens:
-                queries.append(DraftQuery(text.tokens, own.tokens, most, max(0, len(text.tokens) - max_scan)))
+                first = max(0, len(text.tokens) - max_scan)
+                queries.append(_query((text.tokens, tail, text.from_answers.shares, most, first)))
                 asked.append((sequence, text.from_answers))
         for (sequence, acceptance), draft in zip(asked, self._search(queries) if queries else (), strict=True):
-            one, best = _weighed(sequence, acceptance, draft), found[sequence.key]
-            if one is None and draft.tokens:
-                acceptance.pass_over(draft)
-            if one is not None and (best is None or sum(one.gains) > sum(best.gains)):
-                found[sequence.key] = one
+            if not draft.tokens:
+                if draft.classes:
+                    acceptance.pass_over(draft)
+                continue
+            one, best = _wanted(sequence, draft), found[sequence.key]
+            if best is None or sum(one.gains) > sum(best.draft.gains):
+                found[sequence.key] = _Proposal(one, acceptance)
         return found
 
 
-def _forced(tokens: Sequence[int]) -> Draft:
-    """Draft what a grammar leaves no choice about, as if many places had gone on with it."""
-    return Draft(MAX_MATCH, tokens, (2,) * len(tokens), (2,) * len(tokens))
-
-
-def _weighed(sequence: PoolSequence, acceptance: Acceptance, draft: Draft) -> _Proposal | None:
-    """Weigh a draft up to a token that would end the answer, behind which nothing is wanted; None: there is nothing."""
-    gains = acceptance.gains(draft)
-    if not sequence.end_tokens.isdisjoint(draft.tokens[: len(gains)]):
-        del gains[next(at for at, token in enumerate(draft.tokens) if token in sequence.end_tokens) :]
-    return _Proposal(draft, acceptance, gains) if gains else None
+def _wanted(sequence: PoolSequence, draft: Draft) -> Draft:
+    """Cut a draft before a token that would end the answer, behind which nothing is wanted."""
+    if sequence.end_tokens.isdisjoint(draft.tokens):
+        return draft
+    end = next(at for at, token in enumerate(draft.tokens) if token in sequence.end_tokens)
+    return Draft(draft.tokens[:end], draft.classes, draft.gains[:end])

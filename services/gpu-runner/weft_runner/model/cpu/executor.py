@@ -98,6 +98,7 @@ class CpuExecutor:
         self._drafts = NativeSearch(library.native) if whole else None
         self._workspace, self._workspace_sizes = MappedMemory(0), (0, 0, 0)  # tokens, sampled ones, rank
         self._hidden, self._logits = _rows(0, spec.hidden_size), _rows(0, spec.vocab_size)
+        self._hidden_at, self._logits_at = address_of(self._hidden), address_of(self._logits)
         self.layer_counter = LayerCounter(library.native)  # for threads that read KV while a step runs
         self._native, self._prepared = StepStruct(layers_done=self.layer_counter.address), None
 
@@ -181,18 +182,17 @@ class CpuExecutor:
 
     def _prepare(self, step: StepInput) -> None:
         """Point the native step at this step's arrays; they stay where they are for as long as the step lives."""
-        arrays, native = step.arrays, self._native
-        n_tokens, n_sampled = len(arrays.tokens), len(arrays.sampled)
+        native = self._native
+        _, at, (n_tokens, rows, pages, segments, sampled, taken, end) = step.layout
+        n_sampled = sampled - segments
         self._grow_workspace(n_tokens, n_sampled)
-        native.n_tokens, native.n_rows = n_tokens, len(arrays.rows)
-        native.n_segments, native.n_sampled = len(arrays.segments), n_sampled
-        native.tokens = at = address_of(arrays.tokens)
-        native.rows = at = at + 4 * n_tokens
-        native.page_table = at = at + 4 * arrays.rows.size
-        native.segments = at = at + 4 * len(arrays.pages)
-        native.sampled, native.slots = at + 4 * arrays.segments.size, ctypes.addressof(self.adapters.table)
-        native.guesses = address_of(arrays.guesses) if len(arrays.guesses) else None
-        native.hidden, native.logits = address_of(self._hidden), address_of(self._logits)
+        native.n_tokens, native.n_rows = n_tokens, len(step.rows)
+        native.n_segments, native.n_sampled = (segments - pages) // 3, n_sampled
+        native.tokens, native.rows, native.page_table = at, at + 4 * n_tokens, at + 4 * rows
+        native.segments, native.sampled = at + 4 * pages, at + 4 * segments
+        native.guesses = at + 4 * taken if end > taken else None
+        native.slots = ctypes.addressof(self.adapters.table)
+        native.hidden, native.logits = self._hidden_at, self._logits_at
         native.workspace, native.workspace_bytes = self._workspace.address, self._workspace.n_bytes
         self._prepared = step
 
@@ -200,8 +200,10 @@ class CpuExecutor:
         """Buffers grow to the largest step so far."""
         if n_tokens > len(self._hidden):
             self._hidden = _rows(n_tokens, self.spec.hidden_size)
+            self._hidden_at = address_of(self._hidden)
         if n_sampled > len(self._logits):
             self._logits = _rows(n_sampled, self.spec.vocab_size)
+            self._logits_at = address_of(self._logits)
         sizes = n_tokens, n_sampled, self.adapters.site_rank
         if any(map(gt, sizes, self._workspace_sizes)):
             self._workspace_sizes = n_tokens, n_sampled, site_rank = tuple(map(max, sizes, self._workspace_sizes))

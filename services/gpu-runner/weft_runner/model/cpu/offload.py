@@ -257,7 +257,7 @@ class OffloadExecutor(CpuExecutor):
                 n_tokens=batch.n_tokens, n_rows=len(batch.rows), n_segments=len(batch.segments), n_sampled=0,
                 tokens=address_of(self._tokens) + 4 * batch.start, rows=address_of(batch.rows),
                 page_table=address_of(self._page_table), segments=address_of(batch.segments),
-                guesses=address_of(arrays.guesses) + batch.start if len(arrays.guesses) else None,
+                guesses=address_of(arrays.guesses) + 4 * batch.start if len(arrays.guesses) else None,
                 slots=ctypes.addressof(self.adapters.table),
                 hidden=address_of(self._hidden) + hidden_bytes * batch.start,
                 workspace=self._workspace.address, workspace_bytes=self._workspace.n_bytes,
