@@ -9,7 +9,7 @@ from weft_sim import check, speed, splitwise_run
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m weft_sim", description="The shipped machines on a virtual clock.")
     commands = parser.add_subparsers(required=True)
-    checking = commands.add_parser("check", help="run drawn scenarios with faults and watch the laws")
+    checking = commands.add_parser("check", help="run drawn scenarios with faults and drafts, and watch the laws")
     check.add_arguments(checking)
     checking.set_defaults(run=check.main)
     speeding = commands.add_parser("speed", help="simulated requests a second of one core")

@@ -32,6 +32,7 @@ class RunnerPlan:
     beside: float = 1.0  # times as long a step takes that begins while another runner's step runs on its host
     kv_bytes_per_s: float = 1e9  # of its link to other runners
     layer_by_layer_tokens: float = inf  # of a batch whose KV is sent while it is computed
+    drafts: bool = False  # tokens are drafted, and right as often as measured (`drafts.py`)
     stages: int = 1  # devices that hold a part of the layers each: a step passes them one after the other
 
 

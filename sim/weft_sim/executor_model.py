@@ -11,10 +11,11 @@ its place wherever the request is computed.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from weft.domain.runner import RunnerSpec
+from weft_runner.core.step_time_model import GuessTimes, StepModel
 
 MASK = (1 << 64) - 1
 PRIME, SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
@@ -86,7 +87,8 @@ def answer(prompt: Sequence[int], adapter: str, seed: int, choice: int, max_toke
 class StepTimes:
     """ms of a step: of any, of a decode row, a prompt token, a key that rows attend to, an adapter in the batch.
 
-    `page_copy_ms`: of a page of KV to host memory, or back, beside the steps.
+    `page_copy_ms`: of a page of KV to host memory, or back, beside the steps. `guess_times`: what drafted tokens add;
+    unmeasured: each costs a row.
 
     `curve`, where it was measured, is used instead of the first three: (tokens, ms), the fewest first, with lines
     between them. A few rows cost hardly more than one while weights stream, which no line through the origin says.
@@ -99,6 +101,7 @@ class StepTimes:
     adapter_ms: float = 0.0
     curve: tuple[tuple[float, float], ...] = ()
     page_copy_ms: float = 0.1
+    guess_times: GuessTimes = field(default_factory=dict[int, tuple[tuple[int, float], ...]])
 
     @classmethod
     def of(cls, spec: RunnerSpec) -> "StepTimes":
@@ -108,12 +111,20 @@ class StepTimes:
         rate = spec.prefill_tokens_per_s
         return cls(spec.step_ms_1 - row_ms, row_ms, 1e3 / rate if rate else 0.0)
 
-    def seconds(self, decode_rows: int, prompt_tokens: int, keys: int = 0, adapters: int = 0) -> float:
+    @property
+    def model(self) -> StepModel:
+        """What a runner that has measured these times expects of a step."""
+        return StepModel(self.base_ms, self.row_ms, self.key_ms, max(self.prompt_token_ms, 1e-3), self.guess_times)
+
+    def seconds(
+        self, decode_rows: int, prompt_tokens: int, keys: int = 0, adapters: int = 0, guesses: int = 0
+    ) -> float:
         if self.curve:
             tokens_ms = self._on_curve(decode_rows + prompt_tokens)
         else:
             tokens_ms = self.base_ms + self.row_ms * decode_rows + self.prompt_token_ms * prompt_tokens
-        return (tokens_ms + self.key_ms * keys + self.adapter_ms * adapters) / 1e3
+        guesses_ms = self.model.guesses_ms(decode_rows, guesses) if guesses else 0.0
+        return (tokens_ms + guesses_ms + self.key_ms * keys + self.adapter_ms * adapters) / 1e3
 
     def _on_curve(self, tokens: int) -> float:
         """Return the time on the curve, which beyond its last point goes on as it came there."""

@@ -56,6 +56,8 @@ def scenario(seed: int) -> Scenario:
     adapters, runners = _adapters_and_runners(chance, random_of(seed, "swap"), lies)
     phases = random_of(seed, "phases")
     runners = _exchanging_kv(phases, runners)
+    drafts = random_of(seed, "speculation").random() < 0.5
+    runners = tuple(replace(plan, drafts=drafts and plan.depth == 1) for plan in runners)  # not in stages
     deployment = Deployment(
         runners=runners,
         pools=_pools(random_of(seed, "policies"), phases, lies),

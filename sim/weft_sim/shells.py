@@ -1,5 +1,6 @@
 """What stands around each machine in the simulator: disks, devices, clients. One class for each kind of process."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from weft_gateway.core import Gateway, Principal
 from weft_gateway.core import events as gw
 from weft_predictor.core import LengthModel, ReplayedLengths, RidgeModel
 from weft_predictor.core.length_model import Arrays
-from weft_runner.core import BatchLimits, KvIdentity, PoolLimits, Runner, SampledToken, StepModel
+from weft_runner.core import BatchLimits, KvIdentity, PoolLimits, Runner, SampledToken
+from weft_runner.core import Sequence as PoolSequence
 from weft_runner.core import events as rn
 from weft_scheduler.core import Scheduler
-from weft_sim.clock import Rank
+from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
-from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of, ends
+from weft_sim.drafts import MeasuredSearch
+from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, answer, bytes_of, ends
 from weft_sim.hosts import Host, Lane
 from weft_sim.laws import ClientRequest
 from weft_sim.process import LawBroken, Process
@@ -243,7 +246,7 @@ class RunnerShell(BaseShell):
         self.times = plan.times or StepTimes.of(plan.spec)
         self.slow_until = self.failing_until = self.full_until = 0.0
         self.busy_s = self.model_s = self._ended_at = 0.0  # with and without what slows it on its host
-        self.steps = self.rows = self.prompt_tokens = self.swaps = 0
+        self.steps = self.rows = self.prompt_tokens = self.swaps = self.accepted = 0
         self.roles: list[tuple[float, str]] = []  # and since when
         self.on_disk: dict[str, None] = {}
 
@@ -261,7 +264,6 @@ class RunnerShell(BaseShell):
         self._awaited: dict[tuple[Peer, str, Epoch], KvArrivals] = {}
         self._model = Lane(process.host, self.plan.threads)
         self._link = Host(f"{process.name} link", 1, self._world.clock)
-        times = self.times
         limits = PoolLimits(
             spec.total_pages, spec.page_tokens, spec.max_sequences, spec.max_adapters, spec.max_context_tokens,
             VOCABULARY + 1, frozenset({EOS}),
@@ -274,8 +276,9 @@ class RunnerShell(BaseShell):
             kv=KvIdentity(identity, spec.pool, spec.base_digest, spec.kv_layout) if spec.kv_address else None,
             kv_page_bytes=spec.page_bytes, layer_by_layer_tokens=self.plan.layer_by_layer_tokens, kv_claim_s=KV_CLAIM_S,
         )  # fmt: skip
-        model = StepModel(times.base_ms, times.row_ms, times.key_ms, max(times.prompt_token_ms, 1e-3))
-        self.machine = Runner(limits, model)
+        chance = random_of(self._world.seed, "drafts", process.peer.name)
+        search = MeasuredSearch(lambda: self.machine.pool.sequences.values(), self._next_tokens, chance)
+        self.machine = Runner(limits, self.times.model, search if self.plan.drafts else None)
         self._world.clock.after(
             0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(tuple(self.on_disk))
         )
@@ -447,7 +450,7 @@ class RunnerShell(BaseShell):
         """Run steps one after the other; on the host's cores they compete with everything else there."""
         clock, batch = self._world.clock, step.batch
         seconds = self.times.seconds(
-            len(batch.rows) - batch.n_prefills, batch.prompt_tokens, step.keys, batch.n_adapters
+            len(batch.rows) - batch.n_prefills, batch.prompt_tokens, step.keys, batch.n_adapters, batch.guesses
         )
         if clock.now < self.slow_until:
             seconds *= SLOW
@@ -471,35 +474,54 @@ class RunnerShell(BaseShell):
         for send in streaming:
             self._send_kv(process, send, clock.now + seconds, LAYERS)
 
-    def _compute(self, step: rn.RunStep) -> dict[str, SampledToken]:
-        """Return the step's tokens. Steps are computed in the order of their launch, so it may be done at the launch.
+    def _next_tokens(self, sequence: PoolSequence, count: int) -> list[int]:
+        """Return what the model samples next for a sequence, to its end at most."""
+        tokens, sampling = sequence.tokens, sequence.start.sampling
+        if self._world.watched:
+            return answer(tokens, sequence.start.adapter, sampling.seed, sampling.choice, count)
+        places = range(len(tokens), len(tokens) + count)
+        return [ALIKE[0].token for place in places if not ends(sampling.seed, place)]
+
+    def _compute(self, step: rn.RunStep) -> rn.StepResults:
+        """Return the step's results. Steps are computed in the order of their launch, so it may be done at the launch.
 
         Where no law compares them, tokens are all alike but for the last of an answer.
         """
+        tokens, checked = dict[str, SampledToken](), dict[str, list[SampledToken]]()
+        results = rn.StepResults(tokens, {}, forwards=0, checked=checked)  # no model runs
         if not self._world.watched:
-            of_rows = zip(step.batch.rows, step.sequences, strict=True)
-            return {
-                row.key: ALIKE[ends(sequence.start.sampling.seed, sequence.in_kv + row.n_tokens)]
-                for row, sequence in of_rows
-                if row.samples
-            }
-        device, pool, tokens = self.device, self.machine.pool, dict[str, SampledToken]()
+            for (key, _, n_tokens, samples, drafted), sequence in zip(step.batch.rows, step.sequences, strict=True):
+                seed, last = sequence.start.sampling.seed, sequence.in_kv + n_tokens
+                if drafted:
+                    places = range(last - len(drafted), last + 1)
+                    checked[key] = _checked(drafted, [ALIKE[ends(seed, place)] for place in places])
+                elif samples:
+                    tokens[key] = ALIKE[ends(seed, last)]
+            return results
+        device, pool = self.device, self.machine.pool
         device.clear(step.clear_pages)
         compute, pages_of = device.row, pool.pages.pages_of
         last = in_slot = ""  # rows of an adapter are neighbours
-        for (key, adapter, n_tokens, samples, _), sequence in zip(step.batch.rows, step.sequences, strict=True):
+        for (key, adapter, n_tokens, samples, drafted), sequence in zip(step.batch.rows, step.sequences, strict=True):
             if adapter != last:
                 last = adapter
                 in_slot = device.slots.get(pool.adapters.slot_of(adapter), "no adapter") if adapter else ""
             sampling, start = sequence.start.sampling, sequence.in_kv
             fed = sequence.tokens[start : start + n_tokens]
+            if drafted:  # wrong ones are in the pages, too, until what follows is computed over them
+                sampled = [
+                    SAMPLED[compute((token,), start + at, pages_of(key), in_slot, sampling.seed, sampling.choice)]
+                    for at, token in enumerate((*fed, *drafted))
+                ]
+                checked[key] = _checked(drafted, sampled)
+                continue
             token = compute(fed, start, pages_of(key), in_slot, sampling.seed, sampling.choice)
             if samples:
                 tokens[key] = SAMPLED[token]
-        return tokens
+        return results
 
     def _step_done(
-        self, process: Process, generation: int, step: rn.RunStep, tokens: dict[str, SampledToken], scheduled_at: float
+        self, process: Process, generation: int, step: rn.RunStep, results: rn.StepResults, scheduled_at: float
     ) -> None:
         now, batch = self._world.clock.now, step.batch
         began = max(scheduled_at, self._ended_at)
@@ -509,7 +531,7 @@ class RunnerShell(BaseShell):
             rows, tokens_in = len(batch.rows), batch.n_tokens
             self._world.timeline.span(process.name, "step", began, now - began, rows=rows, tokens=tokens_in)
         if generation == process.generation and process.up:
-            results = rn.StepResults(tokens, {}, forwards=0)  # no model runs
+            self.accepted += sum(len(sampled) - 1 for sampled in results.checked.values())
             process.post(rn.StepDone(step, results, (now - scheduled_at) * 1e3))
 
     def _loaded(self, process: Process, generation: int, order: rn.Load | rn.Fetch) -> None:
@@ -539,6 +561,12 @@ class RunnerShell(BaseShell):
             self.device.load(order.slot, digest)
             seconds = self._world.deployment.load_s
             process.post(rn.Loaded(digest, 8, size, size if order.to_host else None, seconds))
+
+
+def _checked(drafted: Sequence[int], sampled: list[SampledToken]) -> list[SampledToken]:
+    """Return the leading guesses that are what was sampled, and one token more."""
+    n_right = next((at for at, guess in enumerate(drafted) if sampled[at].token != guess), len(drafted))
+    return sampled[: n_right + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,8 +665,8 @@ class GatewayShell(BaseShell):
             return
         route = first.route
         assert isinstance(route, Route)
-        for answer in answers:
-            answer.adapter = route.digest
+        for request in answers:
+            request.adapter = route.digest
         prepared = gw.PreparedRequest(
             request_id, request_id, first.namespace, route, first.prompt, "", first.max_tokens,
             Sampling(first.seed), bytes_of, round(self._world.clock.now * 1e3), first.stops, len(answers),
@@ -647,9 +675,9 @@ class GatewayShell(BaseShell):
 
     def _over(self, request_id: str, reason: str, error: str) -> None:
         """End a request before its submission: nothing but the client hears of it."""
-        for answer in self._clients.pop(request_id):
-            self._world.laws.excused.add(answer.id)
-            self._world.finished(answer.id, reason, error)
+        for request in self._clients.pop(request_id):
+            self._world.laws.excused.add(request.id)
+            self._world.finished(request.id, reason, error)
 
     def intercept(self, process: Process, event: object) -> bool:
         match event:

@@ -47,6 +47,7 @@ class PoolDescription:
     max_sequences: int = 64
     max_batch_tokens: int = 512
     max_prefills: int = 1
+    drafts: bool = False  # tokens are drafted, each at a row's time, and right as often as in the quickstart's tasks
     token_time_ms: float = 60_000.0  # within it rows that run should get their next token: prompts wait
     batching: str = "mixed"  # or continuous, request: what an iteration runs (for comparison)
     max_context_tokens: int = 0  # 0: what the pages hold
@@ -137,6 +138,7 @@ def deployment_of(pool: PoolDescription) -> Deployment:
             pool.max_prefills,
             swap_page_bytes=int(pool.page_kib * 1024) if pool.swaps else 0,
             threads=pool.threads,
+            drafts=pool.drafts,
             token_time_ms=pool.token_time_ms,
             batching=Batching(pool.batching),
             kv_bytes_per_s=pool.kv_gib_per_s * (1 << 30),

@@ -52,6 +52,12 @@ def test_a_step_takes_what_the_profile_measured() -> None:
     assert times.seconds(0, 100) == 0.109
 
 
+def test_guesses_cost_a_row_each_or_what_was_measured_of_them() -> None:
+    assert StepTimes(9.0, 1.0, 0.5).seconds(4, 0, guesses=6) == 0.019
+    times = StepTimes(9.0, 1.0, 0.5, guess_times={1: ((0, 0.0), (1, 2.0), (3, 4.0))})
+    assert [times.seconds(1, 0, guesses=guesses) for guesses in (0, 1, 2)] == [0.010, 0.012, 0.013]
+
+
 def test_a_measured_curve_stands_for_rows_and_prompt_tokens() -> None:
     times = StepTimes(0.0, 0.0, 0.0, key_ms=0.01, adapter_ms=2.0, curve=((1, 10.0), (4, 10.0), (8, 14.0)))
     assert [round(times.seconds(rows, 0) * 1e3, 9) for rows in (1, 2, 6, 8, 16)] == [10.0, 10.0, 12.0, 14.0, 22.0]

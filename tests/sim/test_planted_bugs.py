@@ -23,6 +23,7 @@ from weft_runner.core import (
     PageTable,
     PrefixReuse,
     Reporter,
+    RequestPool,
 )
 from weft_scheduler.core import Numbers, QueuePass
 from weft_sim.check import check_seed
@@ -171,6 +172,11 @@ def batch_keeps_capacity(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("weft_scheduler.core.cycle.preempt_batch", lambda *_: None)
 
 
+def unbounded_guesses(patch: pytest.MonkeyPatch) -> None:
+    """Draft beyond the pages of a sequence, and beyond its answer's length."""
+    patch.setattr(RequestPool, "_max_guesses", lambda *_: 8)
+
+
 # The law that finds it, and a seed from which on it is found soon.
 PLANTED: dict[Plant, tuple[str, int]] = {
     lost_token: (OTHER_TEXT, 7),
@@ -187,6 +193,7 @@ PLANTED: dict[Plant, tuple[str, int]] = {
     pages_behind: (OTHER_TEXT, 0),
     prompt_runner_left_alone: ("two owners|still holds|have no end", 2),
     batch_keeps_capacity: (r"check\.py", 0),
+    unbounded_guesses: ("index out of range", 0),
 }
 
 
