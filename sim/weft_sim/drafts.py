@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from weft_runner.core import Draft, DraftQuery
+from weft_runner.core import SUREST, Draft, DraftQuery, weigh_alike
 from weft_runner.core import Sequence as PoolSequence
 from weft_sim.executor_model import VOCABULARY, key_of
 
@@ -38,7 +38,6 @@ SEARCHES = {
     ),
 }  # fmt: skip
 TASKS = tuple(SEARCHES)
-MATCHED, PLACES = 8, 2  # of every draft: what the drafter expects of them it learns
 WRONG = VOCABULARY + 1  # is never sampled
 
 
@@ -63,7 +62,7 @@ class MeasuredSearch:
         searches = SEARCHES[TASKS[key_of(sequence.start.adapter) % len(TASKS)]][query.text is not query.tail]
         (n_right,) = self.chance.choices(range(-1, len(searches) - 1), searches)
         if n_right < 0:
-            return Draft(0, (), (), ())
+            return Draft((), (), ())
         right = self.next_tokens(sequence, min(n_right, query.max_tokens))
         tokens = (*right, *(WRONG,) * (query.max_tokens - len(right)))
-        return Draft(MATCHED, tokens, (PLACES,) * len(tokens), (PLACES,) * len(tokens))
+        return weigh_alike(tokens, SUREST, query.shares)  # all of one class: what to expect of it is learnt

@@ -8,7 +8,7 @@ import pytest
 from weft.domain.ids import Epoch
 from weft.domain.machine import Kind, Peer
 from weft.domain.request import Start
-from weft_runner.core import DraftQuery, Sequence
+from weft_runner.core import SUREST, DraftQuery, Sequence
 from weft_sim.drafts import SEARCHES, TASKS, MeasuredSearch
 from weft_sim.executor_model import key_of
 from weft_sim.faults import What
@@ -66,7 +66,7 @@ def test_drafts_are_right_as_often_as_measured(adapter: str) -> None:
     search = MeasuredSearch(lambda: [one], lambda _, count: [7] * count, Random(0))
     tail = array("i", one.tokens)
     for text, counts in zip((tail, array("i")), SEARCHES[TASKS[key_of(adapter) % len(TASKS)]], strict=True):
-        drafts = search([DraftQuery(text, tail, 32)] * 20_000)
+        drafts = search([DraftQuery(text, tail, array("d", [1.0] * (1 + SUREST)), 32)] * 20_000)
         found = sum(1 for draft in drafts if draft.tokens) / len(drafts)
         right = sum(draft.tokens.count(7) for draft in drafts) / len(drafts)
         assert found == pytest.approx(1 - counts[0] / sum(counts), abs=0.01)

@@ -16,6 +16,7 @@ from harness.draft_search import guess, know, search_plainly
 from harness.small_runner import SMALL, Driver, World, executor_of
 from weft.domain.request import Ended, EndReason, NoCapacity, Sampling, SequenceTokens, Stop
 from weft_runner.core import (
+    SUREST,
     Acceptance,
     Batch,
     BatchLimits,
@@ -28,6 +29,7 @@ from weft_runner.core import (
     StepTimeEstimator,
     check_pool,
     check_recent_answers,
+    weigh_alike,
 )
 
 NOT_FINITE = "the model's output is not finite"
@@ -322,15 +324,19 @@ def test_a_text_longer_than_its_bound_is_cut_at_its_beginning() -> None:
 
 
 def test_guesses_are_expected_by_how_those_of_their_kind_have_fared() -> None:
-    acceptance, tokens = Acceptance(), (5, 6)
-    assert acceptance.draft_surely(tokens).gains[1] > 0.8
-    sure = acceptance.draft_surely(tokens)
+    acceptance = Acceptance()
+
+    def draft() -> Draft:
+        return weigh_alike((5, 6), SUREST, acceptance.shares)
+
+    sure = draft()
+    assert sure.gains[1] > 0.8
     for _ in range(200):
         acceptance.learn(sure, 0, checked=True)
-    assert not acceptance.draft_surely(tokens).tokens, "less than anything is worth"
+    assert not draft().tokens, "less than anything is worth"
     for _ in range(300):
         acceptance.pass_over(sure)
-    assert acceptance.draft_surely(tokens).gains[0] > 0.8, "and tried again some day"
+    assert draft().gains[0] > 0.8, "and tried again some day"
     for _ in range(200):
         acceptance.learn(sure, 2, checked=False)
-    assert acceptance.draft_surely(tokens).gains[1] > 0.95
+    assert draft().gains[1] > 0.95

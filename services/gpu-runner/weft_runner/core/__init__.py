@@ -20,7 +20,7 @@ from weft_runner.core.batch import (
     form_batch,
 )
 from weft_runner.core.batch_scheduler import BatchScheduler
-from weft_runner.core.drafts.acceptance import MIN_GAIN, Acceptance, Draft
+from weft_runner.core.drafts.acceptance import MIN_GAIN, SUREST, Acceptance, Draft, weigh_alike
 from weft_runner.core.drafts.drafter import DraftQuery, Search
 from weft_runner.core.drafts.recent_answers import RecentAnswers, check_recent_answers
 from weft_runner.core.drain import DRAIN_IDLE_S

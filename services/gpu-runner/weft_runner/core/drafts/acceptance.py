@@ -36,6 +36,14 @@ class Draft(NamedTuple):
     gains: Sequence[float]
 
 
+def weigh_alike(tokens: Sequence[int], one: int, shares: Sequence[float]) -> Draft:
+    """Make a draft of guesses that are all of one class."""
+    gains = [1.0]
+    while len(gains) <= len(tokens) and gains[-1] * shares[one] >= MIN_GAIN:
+        gains.append(gains[-1] * shares[one])
+    return Draft(tokens[: len(gains) - 1], (one,) * len(tokens), gains[1:])
+
+
 class Acceptance:
     """Accepted and tried guesses by class, the prior's included. One owner: an adapter's text.
 
@@ -48,13 +56,6 @@ class Acceptance:
         self.shares = array("d", ALL_PRIORS)
         self._tried = [PRIOR_GUESSES] * len(self.shares)
         self._accepted = [PRIOR_GUESSES * prior for prior in self.shares]
-
-    def draft_surely(self, tokens: Sequence[int]) -> Draft:
-        """Draft what leaves no choice, as if many places had gone on with it."""
-        share, gains = self.shares[SUREST], [1.0]
-        while len(gains) <= len(tokens) and gains[-1] * share >= MIN_GAIN:
-            gains.append(gains[-1] * share)
-        return Draft(tokens[: len(gains) - 1], (SUREST,) * len(tokens), gains[1:])
 
     def learn(self, draft: Draft, n_right: int, *, checked: bool) -> None:
         """Count the first guesses of a draft as right, and the one behind them as wrong where it was checked."""

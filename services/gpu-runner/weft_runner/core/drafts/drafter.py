@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from weft_runner.core.batch import MAX_LOGIT_ROWS, Batch, Row
-from weft_runner.core.drafts.acceptance import Acceptance, Draft
+from weft_runner.core.drafts.acceptance import SUREST, Acceptance, Draft, weigh_alike
 from weft_runner.core.drafts.recent_answers import AdapterText, RecentAnswers, text_key
 from weft_runner.core.sequence import Sequence as PoolSequence
 
@@ -161,7 +161,8 @@ class Drafter:
             found[sequence.key] = None
             if forced:
                 acceptance = own.answers.from_grammar
-                found[sequence.key] = _Proposal(_wanted(sequence, acceptance.draft_surely(forced[:most])), acceptance)
+                draft = weigh_alike(forced[:most], SUREST, acceptance.shares)
+                found[sequence.key] = _Proposal(_wanted(sequence, draft), acceptance)
                 continue
             own.tokens.extend(sequence.tokens[len(own.tokens) :])
             text, tail = own.answers, own.tokens
