@@ -166,7 +166,7 @@ def _pool(sizes: Sizes, spec: Mapping[str, Any]) -> dict[str, Any]:
         "lora": {"maxRank": sizes.max_rank},
         "advanced": {
             "maxSequences": sizes.rows, "maxBatchTokens": sizes.batch_tokens, "maxQueue": 100_000,
-            "maxAdapters": sizes.slots, "kvPages": pages_of(sizes),
+            "maxAdapters": sizes.slots, "kvPages": pages_of(sizes), "speculation": sizes.speculation.capitalize(),
         },
         "slo": {"tokenTimeMs": sizes.token_time_ms},
         **spec,
