@@ -232,7 +232,9 @@ def accuracy(
 
 @app.command()
 def speculate(
-    parts: Annotated[str, typer.Option(help="quickstart, again, random; with commas.")] = "quickstart,again,random",
+    parts: Annotated[
+        str, typer.Option(help="quickstart, again, random, json; with commas.")
+    ] = "quickstart,again,random,json",
     model_shape: Annotated[str, typer.Option(help="tiny, small, m135 or mid: the random model.")] = "m135",
     warm: Annotated[int, typer.Option(min=0, help="Answers of a task before it is measured.")] = 400,
     rounds: Annotated[int, typer.Option(min=1, help="Paired rounds of each case.")] = 10,

@@ -43,13 +43,17 @@ class Ask:
 
 @dataclass(slots=True)
 class Life:
-    """When a request was posted, and when its tokens came; seconds on a monotonic clock."""
+    """When a request was posted, and which tokens came when; seconds on a monotonic clock."""
 
     ask: Ask
     posted: float
     first: float = 0.0
-    tokens: int = 0
+    answer: list[int] = field(default_factory=list[int])
     at: list[float] = field(default_factory=list[float])
+
+    @property
+    def tokens(self) -> int:
+        return len(self.answer)
 
     @property
     def ttft_s(self) -> float:
@@ -192,7 +196,7 @@ class Player:
                     for sequence in message.sequences:
                         life = self._lives[sequence.request_id]
                         life.first = life.first or now
-                        life.tokens += len(sequence.tokens)
+                        life.answer.extend(sequence.tokens)
                         life.at.append(now)
                         if sequence.finish is not None:
                             self._running.discard(sequence.request_id)

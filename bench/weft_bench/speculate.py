@@ -1,7 +1,7 @@
 """`weft bench speculate`: drafts on, beside the same engine with drafts off, in turn, the engine alone.
 
 Each figure is the median over paired rounds of the time without drafts through the time with them, for the same
-requests; the answers of both engines have the same lengths, or the run is refused.
+requests; the answers of both engines are the same tokens, or the run is refused.
 
 - quickstart: one stream of a task's adapter, after `--warm` of its answers. Its model takes less for a step than the
   host does beside it: what drafts cost is seen best there.
@@ -9,6 +9,8 @@ requests; the answers of both engines have the same lengths, or the run is refus
   is right: the most that drafts can give, beside the bound, which is the tokens of a step through what the engine's own
   profile says that such a step takes.
 - random: the same model at temperature 1. Hardly any guess is right: the least.
+- json: one stream of the same model at temperature 1, held to compact JSON by a schema, with a tokenizer of its size.
+  Keys are drafted, from what the grammar forces and from the answers before; values come at random.
 """
 
 import random
@@ -18,6 +20,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
+
+from llguidance import LLMatcher
 
 from weft.domain.request import Sampling
 from weft_bench.accuracy import sentences
@@ -26,8 +31,9 @@ from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
 from weft_bench.errors import EngineRefused
 from weft_bench.lines import Line, Origin
+from weft_bench.speculate_json import SCHEMA, forced_share, tokenizer
 
-PARTS = ("quickstart", "again", "random")
+PARTS = ("quickstart", "again", "random", "json")
 TASKS = {
     "json": ">= 1.8", "reverse-words": ">= 1.8", "digits": ">= 1.8", "upper": ">= 1.05", "cipher": ">= 1.05",
     "initials": ">= 0.98",
@@ -36,6 +42,7 @@ ANSWERS = 8  # of a task in a round
 STREAMS = (1, 4, 16)
 RANDOM_STREAMS = (1, 16, 32)
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
+JSON_TOKENS = 256  # at most: an answer ends with its object
 RATE, ACCEPTED = "rate with drafts / without", "tokens a step"
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
@@ -52,13 +59,13 @@ class Pair:
             subject.play(asks, streams=streams)
 
     def compare(self, rounds: Sequence[Sequence[Ask]], streams: int, advanced: Callable[[int], None]) -> "Compared":
-        """Play each round through both, by turns first. Raises EngineRefused: the answers differ in length."""
+        """Play each round through both, by turns first. Raises EngineRefused: the answers differ."""
         found: list[tuple[Played, Played]] = []
         for number, asks in enumerate(rounds):
             order = (self.drafting, self.plain) if number % 2 else (self.plain, self.drafting)
             played = {id(subject): subject.play(asks, streams=streams) for subject in order}
             one, other = played[id(self.drafting)], played[id(self.plain)]
-            if [life.tokens for life in one.lives] != [life.tokens for life in other.lives]:
+            if [life.answer for life in one.lives] != [life.answer for life in other.lives]:
                 raise EngineRefused("answers with drafts are not those without them")
             found.append((one, other))
             advanced(1)
@@ -91,6 +98,8 @@ def figures(
     for part, streams in (("again", STREAMS), ("random", RANDOM_STREAMS)):
         for n_streams in streams if part in parts else ():
             yield from shape_figures(part, n_streams, shape, folder, n_rounds, origin, bar)
+    if "json" in parts:
+        yield from json_figures(shape, folder, n_rounds, origin, bar)
 
 
 def quickstart_figures(quickstart: Path, warm: int, n_rounds: int, origin: Origin, bar: Bar) -> Iterator[Line]:
@@ -139,6 +148,34 @@ def shape_figures(
         if again:
             share = compared.rate / _bound(pair, streams, compared.tokens_a_row)
             yield origin.line(case, "share of the bound", share, "share", target=">= 0.9")
+
+
+def json_figures(name: str, folder: Path, n_rounds: int, origin: Origin, bar: Bar) -> Iterator[Line]:
+    """Measure one stream of answers by SCHEMA, with an adapter, after a round that is not measured."""
+    shape, grammar = SHAPES[name], LLMatcher.grammar_from_json_schema(SCHEMA)
+    base, made = files(base_model(folder, name, shape)), adapter(folder, name, shape, 0, RANK)
+    with ExitStack() as ending:
+        scratch = Path(ending.enter_context(TemporaryDirectory(prefix="weft-bench-")))
+        base["tokenizer.json"] = scratch / "tokenizer.json"
+        base["tokenizer.json"].write_text(tokenizer(shape.vocab), encoding="utf-8")
+        sizes = Sizes(rows=1, context_tokens=PROMPT_TOKENS + JSON_TOKENS, slots=1, adapter_pages=512, profile=True)
+        pair = _pair(ending, base, sizes, {"adapter": made})
+        origin = replace(origin, versions=f"{origin.versions}, {pair.drafting.executor}")
+        drawn = prompts(random.Random(0), ANSWERS * (1 + n_rounds), PROMPT_TOKENS, shape.vocab)
+        asks = [
+            Ask("adapter", prompt, JSON_TOKENS, grammar=grammar, sampling=Sampling(seed=seed, temperature=1.0))
+            for seed, prompt in enumerate(drawn)
+        ]
+        rounds = [asks[at : at + ANSWERS] for at in range(ANSWERS, len(asks), ANSWERS)]
+        case = f"{name}, json by a schema, 1 stream"
+        with bar(case, n_rounds) as advanced:
+            pair.warm(asks[:ANSWERS], 1)
+            compared = pair.compare(rounds, 1, advanced)
+        yield origin.line(case, RATE, compared.rate, "x", target=">= 2.5")
+        yield origin.line(case, ACCEPTED, compared.tokens_a_row, "tokens")
+        beginning = LLMatcher(pair.plain.built.grammars.prepare(), grammar)
+        answers = [life.answer for _, other in compared.rounds for life in other.lives]
+        yield origin.line(case, "forced by the grammar", forced_share(beginning, answers), "share")
 
 
 def _sampling(seed: int, *, again: bool) -> Sampling:
