@@ -233,7 +233,7 @@ def accuracy(
 @app.command()
 def speculate(
     parts: Annotated[
-        str, typer.Option(help="quickstart, again, random, json; with commas.")
+        str, typer.Option(help="quickstart, again, random, json, arctic; with commas.")
     ] = "quickstart,again,random,json",
     model_shape: Annotated[str, typer.Option(help="tiny, small, m135 or mid: the random model.")] = "m135",
     warm: Annotated[int, typer.Option(min=0, help="Answers of a task before it is measured.")] = 400,
@@ -244,16 +244,19 @@ def speculate(
 ) -> None:
     """Drafts on, beside the same engine with drafts off: rate, tokens a step, share of the bound.
 
-    Takes five minutes of an otherwise idle machine.
+    Takes six minutes of an otherwise idle machine. `arctic` takes a C++ compiler: arctic-inference's suffix cache is
+    built at its first run, in an environment of its own.
     """
     from weft_bench import speculate as bench
     from weft_bench.cpu_models import cache_dir
     from weft_bench.machine import origin
+    from weft_bench.peers.environment import ARCTIC, ARCTIC_WHEELS, environment
 
     chosen, (shape,) = among("parts", parts, bench.PARTS), among("model-shape", model_shape, SHAPE_NAMES)
     with failures_told():
         of, folder = origin("tokenizers"), models or cache_dir()
-        lines = bench.figures(chosen, shape, quickstart, folder, warm, rounds, of, progress)
+        arctic = environment(folder.parent, progress, ARCTIC_WHEELS, ARCTIC) if "arctic" in chosen else None
+        lines = bench.figures(chosen, shape, quickstart, folder, warm, rounds, arctic, of, progress)
         keep("speculate", bench.__doc__ or "", lines, docs)
 
 

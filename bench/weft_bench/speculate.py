@@ -11,6 +11,10 @@ requests; the answers of both engines are the same tokens, or the run is refused
 - random: the same model at temperature 1. Hardly any guess is right: the least.
 - json: one stream of the same model at temperature 1, held to compact JSON by a schema, with a tokenizer of its size.
   Keys are drafted, from what the grammar forces and from the answers before; values come at random.
+- arctic: no engine, drafts alone, beside arctic-inference's suffix cache with its defaults (the baselines): answers of
+  the quickstart are drafted for again, step by step. Both are given the same ones, task by task, and keep all of them.
+  "In our bytes": its cache keeps as many of the latest as take no less memory than ours takes for all. Ours takes every
+  guess that it weighs, since there is no step to pay for.
 """
 
 import random
@@ -31,9 +35,10 @@ from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
 from weft_bench.errors import EngineRefused
 from weft_bench.lines import Line, Origin
+from weft_bench.speculate_arctic import arctic_figures
 from weft_bench.speculate_json import SCHEMA, forced_share, tokenizer
 
-PARTS = ("quickstart", "again", "random", "json")
+PARTS = ("quickstart", "again", "random", "json", "arctic")
 TASKS = {
     "json": ">= 1.8", "reverse-words": ">= 1.8", "digits": ">= 1.8", "upper": ">= 1.05", "cipher": ">= 1.05",
     "initials": ">= 0.98",
@@ -90,9 +95,13 @@ class Compared:
 
 
 def figures(
-    parts: Sequence[str], shape: str, quickstart: Path, folder: Path, warm: int, n_rounds: int, origin: Origin, bar: Bar
-) -> Iterator[Line]:
-    """Measure the parts. `folder`: of random models. Raises EngineRefused."""
+    parts: Sequence[str], shape: str, quickstart: Path, folder: Path, warm: int, n_rounds: int, arctic: Path | None,
+    origin: Origin, bar: Bar,
+) -> Iterator[Line]:  # fmt: skip
+    """Measure the parts. `folder`: of random models; `arctic`: a Python that has the part of that name, or None.
+
+    Raises EngineRefused, PeerFailed.
+    """
     if "quickstart" in parts:
         yield from quickstart_figures(quickstart, warm, n_rounds, origin, bar)
     for part, streams in (("again", STREAMS), ("random", RANDOM_STREAMS)):
@@ -100,18 +109,22 @@ def figures(
             yield from shape_figures(part, n_streams, shape, folder, n_rounds, origin, bar)
     if "json" in parts:
         yield from json_figures(shape, folder, n_rounds, origin, bar)
+    if arctic is not None:
+        base, adapters, asks = _tasks(quickstart, warm + ANSWERS * n_rounds)
+        with Subject(base, Sizes(rows=16, context_tokens=1024, slots=len(TASKS))) as subject:
+            subject.adapters.paths.update(adapters)
+            yield from arctic_figures(arctic, subject, asks, warm, origin, bar)
 
 
 def quickstart_figures(quickstart: Path, warm: int, n_rounds: int, origin: Origin, bar: Bar) -> Iterator[Line]:
     """Measure one stream of each task."""
-    base = {path.name: path for path in (quickstart / "model").iterdir()}
-    texts = [text.prompt for text in sentences(quickstart, warm + ANSWERS * n_rounds, 0)]
+    base, adapters, of_task = _tasks(quickstart, warm + ANSWERS * n_rounds)
     with ExitStack() as ending:
         sizes = Sizes(rows=16, context_tokens=1024, slots=len(TASKS), profile=True)
-        pair = _pair(ending, base, sizes, {task: quickstart / "adapters" / task for task in TASKS})
+        pair = _pair(ending, base, sizes, adapters)
         origin = replace(origin, versions=f"{origin.versions}, {pair.drafting.executor}")
         for task, target in TASKS.items():
-            asks = [Ask(task, prompt, 512, salt=task, sampling=Sampling()) for prompt in texts]
+            asks = of_task[task]
             rounds = [asks[at : at + ANSWERS] for at in range(warm, len(asks), ANSWERS)]
             with bar(task, n_rounds) as advanced:
                 pair.warm(asks[:warm], 8)
@@ -119,6 +132,14 @@ def quickstart_figures(quickstart: Path, warm: int, n_rounds: int, origin: Origi
             case = f"quickstart, {task}, 1 stream after {warm} answers"
             yield origin.line(case, RATE, compared.rate, "x", target=target)
             yield origin.line(case, ACCEPTED, compared.tokens_a_row, "tokens")
+
+
+def _tasks(quickstart: Path, count: int) -> tuple[dict[str, Path], dict[str, Path], dict[str, list[Ask]]]:
+    """Return the quickstart's base, the adapters of its tasks, and the same `count` sentences asked of each."""
+    base = {path.name: path for path in (quickstart / "model").iterdir()}
+    texts = [text.prompt for text in sentences(quickstart, count, 0)]
+    asks = {task: [Ask(task, text, 512, salt=task, sampling=Sampling()) for text in texts] for task in TASKS}
+    return base, {task: quickstart / "adapters" / task for task in TASKS}, asks
 
 
 def shape_figures(

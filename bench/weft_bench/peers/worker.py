@@ -65,12 +65,16 @@ class Worker:
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Ran:
         """Run these prompts as one batch. Raises PeerFailed."""
+        got = self.ask({"prompts": prompts, "tokens": tokens})
+        return Ran(float(got["seconds"]), tuple(got["tokens"]), tuple(got["adapters"]))
+
+    def ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to what this worker's script understands. Raises PeerFailed."""
         self._signal(signal.SIGCONT)
         try:
-            got = self._exchange({"prompts": prompts, "tokens": tokens}, self._answer_s)
+            return self._exchange(what, self._answer_s)
         finally:
             self._pause()
-        return Ran(float(got["seconds"]), tuple(got["tokens"]), tuple(got["adapters"]))
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._log.open("wb") as log:
