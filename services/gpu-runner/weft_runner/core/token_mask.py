@@ -49,6 +49,10 @@ class GrammarState(Protocol):
         """
         ...
 
+    def await_forced(self, states: Sequence["GrammarState"], most_s: float) -> None:
+        """Wait until each state's `forced` is of the whole answer, `most_s` at most."""
+        ...
+
 
 class TokenMask:
     """One owner: its sequence. `allowed`: packed, None: all tokens; `grammar`: None: of any text."""

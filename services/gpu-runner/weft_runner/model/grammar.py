@@ -130,8 +130,17 @@ class Grammars:
                 self._computed.wait(until - now)
             self._waiting = False
 
+    def wait_for_forced(self, states: Sequence["LlGrammarState"], most_s: float) -> None:
+        """Until all know what has to follow, `most_s` at most."""
+        with self._computed:
+            self._waiting = True
+            until = time.monotonic() + most_s
+            while not all(state.looked_ahead for state in states) and (left := until - time.monotonic()) > 0.0:
+                self._computed.wait(left)
+            self._waiting = False
+
     def tell(self) -> None:
-        """A mask is there."""
+        """A mask is there, or what has to follow."""
         if self._waiting:
             with self._computed:
                 self._computed.notify_all()
@@ -168,6 +177,7 @@ class LlGrammarState:
         self._words = ctypes.create_string_buffer(grammars.row_bytes)  # the mask
         self._address = ctypes.addressof(self._words)
         self._there = True
+        self.looked_ahead = True  # `forced` is of the whole answer
         self._slow = False  # the last mask was
         self.late = self._missed = False  # a step had no mask, and a later one was not offered the row
         self.fault = ""
@@ -189,7 +199,7 @@ class LlGrammarState:
         assert self._there, "a token that no mask has allowed"
         for token in tokens:
             self.forced = self.forced[1:] if self.forced and self.forced[0] == token else ()
-        self._there = False
+        self._there, self.looked_ahead = False, bool(self.forced) or self._slow or not self._grammars.finds_forced
         self._grammars.threads.put(partial(self._go_on, tokens), long=self._slow)
 
     def fill(
@@ -204,6 +214,11 @@ class LlGrammarState:
                 ctypes.memset(address + row * row_bytes, 0, row_bytes)
             else:
                 ctypes.memmove(address + row * row_bytes, state._address, row_bytes)
+
+    def await_forced(self, states: Sequence[GrammarState], most_s: float) -> None:
+        own = [state for state in states if isinstance(state, LlGrammarState) and not state.looked_ahead]
+        if own:
+            self._grammars.wait_for_forced(own, most_s)
 
     def _allow_ends(self) -> None:
         """Let each of them come where the end of sequence may."""
@@ -234,14 +249,14 @@ class LlGrammarState:
                     self._grammars.consume(matcher, token)
                 else:
                     matcher.consume_token(token)  # as quick as the mask was
+            if self._grammars.finds_forced and not matcher.is_error():  # before the mask: the next step waits for it
+                self.forced, self.looked_ahead = matcher.compute_ff_tokens(), True
+                self._grammars.tell()
             matcher.unsafe_compute_mask_ptr(self._address, self._grammars.row_bytes)
             if matcher.is_error():  # llguidance lets it end there
                 fault = f"the grammar cannot go on with this model's tokens: {one_line(matcher.get_error())}"
-            else:
-                if self._ends:
-                    self._allow_ends()
-                if self._grammars.finds_forced:
-                    self.forced = matcher.compute_ff_tokens()
+            elif self._ends:
+                self._allow_ends()
         except BaseException as error:  # noqa: BLE001 (of the library: it ends this request, by name)
             fault = f"the grammar cannot go on: {type(error).__name__}: {one_line(str(error))}"
         spent = time.thread_time() - began

@@ -19,6 +19,8 @@ from weft_runner.core.sequence import Sequence as PoolSequence
 MAX_STEP_GUESSES = MAX_LOGIT_ROWS  # each has a row of logits
 # Of an adapter's text, for all rows: what is read displaces weights from the cache, which a short step reads again.
 SCAN_TOKENS_A_MS, MIN_SCAN_TOKENS = 1 << 16, 1 << 12
+# What a step waits for that: two threads take turns meanwhile, so that a shorter wait would hardly ever be enough.
+FORCED_SHARE, MIN_FORCED_MS = 0.1, 0.1
 SEARCH_MS, MAX_SEARCH_SHARE = 0.04, 0.003  # of one row, about; what searches that find nothing may take of the steps
 
 
@@ -93,8 +95,10 @@ class Drafter:
         `max_guesses`: what a sequence's pages and its answer's length leave place for. `n_worth`: how many guesses pay
         of those with these expected tokens, largest first. `step_ms`: what the batch takes as it is.
         """
-        # 1. Search for every decode row that has place and is due.
+        # 1. Search for every decode row that has place and is due. What a grammar leaves no choice about is on its way.
         of_rows = [sequences[row.key] for row in batch.rows[batch.n_prefills :]]
+        if (forced_ms := FORCED_SHARE * step_ms) >= MIN_FORCED_MS:
+            _await_forced(of_rows, forced_ms / 1e3)
         max_scan = max(MIN_SCAN_TOKENS, int(SCAN_TOKENS_A_MS * step_ms / len(of_rows)))
         proposals = self._propose(of_rows, max_guesses, max_scan, now)
         if not proposals:
@@ -181,6 +185,12 @@ class Drafter:
             if best is None or sum(one.gains) > sum(best.draft.gains):
                 found[sequence.key] = _Proposal(one, acceptance)
         return found
+
+
+def _await_forced(sequences: Sequence[PoolSequence], most_s: float) -> None:
+    masks = [one.mask.grammar for one in sequences if one.mask is not None]
+    if grammars := [grammar for grammar in masks if grammar is not None]:
+        grammars[0].await_forced(grammars, most_s)
 
 
 def _wanted(sequence: PoolSequence, draft: Draft) -> Draft:
