@@ -6,8 +6,8 @@ requests; the answers of both engines are the same tokens, or the run is refused
 - quickstart: one stream of a task's adapter, after `--warm` of its answers. Its model takes less for a step than the
   host does beside it: what drafts cost is seen best there.
 - again: a random model of the named shape, greedy, one adapter; prompts that it has answered before. Almost every guess
-  is right: the most that drafts can give, beside the bound, which is the tokens of a step through what the engine's own
-  profile says that such a step takes.
+  is right: the most that drafts can give, beside the bound, which is the rate if each step of both engines took what
+  their profile says of as many tokens (with prompts: what it took), and nothing else any time.
 - random: the same model at temperature 1. Hardly any guess is right: the least.
 - json: one stream of the same model at temperature 1, held to compact JSON by a schema, with a tokenizer of its size.
   Keys are drafted, from what the grammar forces and from the answers before; values come at random.
@@ -37,6 +37,7 @@ from weft_bench.errors import EngineRefused
 from weft_bench.lines import Line, Origin
 from weft_bench.speculate_arctic import arctic_figures
 from weft_bench.speculate_json import SCHEMA, forced_share, tokenizer
+from weft_runner.core import StepModel
 
 PARTS = ("quickstart", "again", "random", "json", "arctic")
 TASKS = {
@@ -86,6 +87,10 @@ class Compared:
     @property
     def rate(self) -> float:
         return median(other.wall_s / one.wall_s for one, other in self.rounds)
+
+    def bound(self, model: StepModel) -> float:
+        """Return what the rate would be if each step took what the profile says, and nothing else any time."""
+        return median(_predicted_s(model, other) / _predicted_s(model, one) for one, other in self.rounds)
 
     @property
     def tokens_a_row(self) -> float:
@@ -167,7 +172,9 @@ def shape_figures(
         yield origin.line(case, RATE, compared.rate, "x", target=None if again else ">= 0.99")
         yield origin.line(case, ACCEPTED, compared.tokens_a_row, "tokens")
         if again:
-            share = compared.rate / _bound(pair, streams, compared.tokens_a_row)
+            profile = pair.drafting.built.profile
+            assert profile is not None, "engines are profiled"
+            share = compared.rate / compared.bound(profile.model)
             yield origin.line(case, "share of the bound", share, "share", target=">= 0.9")
 
 
@@ -203,13 +210,14 @@ def _sampling(seed: int, *, again: bool) -> Sampling:
     return Sampling(ignore_eos=True) if again else Sampling(seed=seed, temperature=1.0, ignore_eos=True)
 
 
-def _bound(pair: Pair, streams: int, tokens_a_row: float) -> float:
-    """Return what steps of `tokens_a_row` tokens gain if they take what the profile says, and no guess is wrong."""
-    profile = pair.drafting.built.profile
-    assert profile is not None, "engines are profiled"
-    alone_ms = profile.model.decode_ms(streams, streams * (PROMPT_TOKENS + ANSWER_TOKENS // 2))
-    guesses_ms = profile.model.guesses_ms(streams, round(streams * (tokens_a_row - 1)))
-    return tokens_a_row * alone_ms / (alone_ms + guesses_ms)
+def _predicted_s(model: StepModel, played: Played) -> float:
+    """Return the time of its steps: as measured with prompts, else what the profile says of as many rows and tokens."""
+    found_s = 0.0
+    for beat in played.beats:
+        keys, guesses = beat.rows * (PROMPT_TOKENS + ANSWER_TOKENS // 2), beat.tokens - beat.rows
+        decode_ms = model.decode_ms(beat.rows, keys) + model.guesses_ms(beat.rows, guesses)
+        found_s += beat.ended - beat.began if beat.prefills else decode_ms / 1e3
+    return found_s
 
 
 def _pair(ending: ExitStack, base: dict[str, Path], sizes: Sizes, adapters: dict[str, Path]) -> Pair:

@@ -11,7 +11,7 @@ its place wherever the request is computed.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from weft.domain.runner import RunnerSpec
@@ -101,7 +101,7 @@ class StepTimes:
     adapter_ms: float = 0.0
     curve: tuple[tuple[float, float], ...] = ()
     page_copy_ms: float = 0.1
-    guess_times: GuessTimes = field(default_factory=dict[int, tuple[tuple[int, float], ...]])
+    guess_times: GuessTimes = ()
 
     @classmethod
     def of(cls, spec: RunnerSpec) -> "StepTimes":

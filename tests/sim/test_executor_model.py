@@ -54,7 +54,7 @@ def test_a_step_takes_what_the_profile_measured() -> None:
 
 def test_guesses_cost_a_row_each_or_what_was_measured_of_them() -> None:
     assert StepTimes(9.0, 1.0, 0.5).seconds(4, 0, guesses=6) == 0.019
-    times = StepTimes(9.0, 1.0, 0.5, guess_times={1: ((0, 0.0), (1, 2.0), (3, 4.0))})
+    times = StepTimes(9.0, 1.0, 0.5, guess_times=((1, 9.0), (2, 11.0), (4, 13.0)))
     assert [times.seconds(1, 0, guesses=guesses) for guesses in (0, 1, 2)] == [0.010, 0.012, 0.013]
 
 

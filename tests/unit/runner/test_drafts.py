@@ -261,7 +261,7 @@ def test_a_failure_while_guesses_are_checked_ends_those_that_were_ahead_alone(na
 
 
 def test_as_many_guesses_are_taken_as_give_the_most_tokens_of_their_time() -> None:
-    model = StepModel(10.0, 0.0, 0.0, 1.0, {1: ((0, 0.0), (1, 4.0), (2, 4.5), (8, 12.0)), 4: ((0, 0.0), (1, 20.0))})
+    model = StepModel(10.0, 0.0, 0.0, 1.0, ((1, 10.0), (2, 14.0), (3, 14.5), (4, 16.5), (9, 22.0)))
     scheduler = BatchScheduler(BatchLimits(max_batch_tokens=9), model)
     one = Batch((Row("r", "", 1, samples=True),), 0)
     assert scheduler.guesses_worth(one, [0.3]) == 0, "the first one more costs four tenths of a step"
@@ -269,22 +269,22 @@ def test_as_many_guesses_are_taken_as_give_the_most_tokens_of_their_time() -> No
     assert scheduler.guesses_worth(one, [0.9, 0.8, 0.7, 0.05]) == 3
     assert scheduler.guesses_worth(one, [1.0] * 20) == 8, "tokens of a step"
     four = Batch(tuple(Row(f"r{i}", "", 1, samples=True) for i in range(4)), 0)
-    assert scheduler.guesses_worth(four, [0.5] * 4) == 0
+    assert scheduler.guesses_worth(four, [0.4] * 4) == 0
+    assert scheduler.guesses_worth(four, [0.6] * 4) == 4
     limited = BatchScheduler(BatchLimits(max_batch_tokens=9, token_time_ms=14.2), model)
     assert limited.guesses_worth(one, [0.9] * 8) == 1, "the token time"
 
 
-def test_guesses_cost_what_was_measured_with_the_nearest_rows() -> None:
-    model = StepModel(10.0, 0.5, 0.0, 1.0, {1: ((0, 0.0), (1, 4.0), (4, 10.0)), 4: ((0, 0.0), (1, 8.0), (2, 9.0))})
-    assert [model.guesses_ms(1, n) for n in (0, 1, 2, 4, 5)] == [0.0, 4.0, 6.0, 10.0, 12.0]
-    assert [model.guesses_ms(2, n) for n in (2, 8)] == [8.0, 20.0], "of one row"
-    assert [model.guesses_ms(4, n) for n in (2, 4, 6, 8)] == [4.0, 8.0, 8.5, 9.0]
-    assert model.guesses_ms(8, 8) == 16.0
+def test_guesses_cost_what_was_measured_of_steps_of_as_many_tokens() -> None:
+    model = StepModel(10.0, 0.5, 0.0, 3.0, ((1, 10.0), (2, 14.0), (5, 20.0), (6, 21.0)))
+    assert [model.guesses_ms(1, n) for n in (0, 1, 2, 4)] == [0.0, 4.0, 6.0, 10.0]
+    assert [model.guesses_ms(2, n) for n in (1, 3, 4)] == [2.0, 6.0, 7.0]
+    assert model.guesses_ms(4, 4) == 3.0 + 2 * 3.0, "beyond those that were measured a prompt's token"
     assert StepModel(10.0, 0.5, 0.0, 1.0).guesses_ms(3, 4) == 2.0, "not measured: each costs a row"
 
 
 def test_what_steps_with_guesses_take_more_is_learnt_and_forgotten() -> None:
-    times = StepTimeEstimator(StepModel(10.0, 0.0, 0.0, 1.0, {1: ((0, 0.0), (1, 1.0))}))
+    times = StepTimeEstimator(StepModel(10.0, 0.0, 0.0, 1.0, ((1, 10.0), (2, 11.0))))
     for _ in range(60):
         times.learn(1, 0, 0, 14.0, 1)
     assert times.guesses_ms(1, 1) == pytest.approx(4.0, abs=0.1)

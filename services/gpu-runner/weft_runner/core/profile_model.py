@@ -69,17 +69,17 @@ class Profile:
 
 def make_profile(
     decode: Sequence[DecodeTime], prefill: Sequence[PrefillTime], longer: DecodeTime | None, *, max_sequences: int,
-    token_time_ms: float, batches: int = 1, guess_times: GuessTimes | None = None,
+    token_time_ms: float, batches: int = 1, guess_times: GuessTimes = (),
 ) -> Profile:  # fmt: skip
     """Make a profile of at least one time of each kind.
 
-    `longer`: as many rows as one of `decode` with more keys (None: not measured). `guess_times`: what drafted tokens
-    add (None: nothing is drafted).
+    `longer`: as many rows as one of `decode` with more keys (None: not measured). `guess_times`: of steps
+    with drafted tokens.
 
     `batches` in flight at a time share out the sequences; while one takes its way through the stages the others do, so
     that all of them get a token in the time of one: the best number of sequences is `batches` times the best batch.
     """
-    model = replace(fit(decode, prefill, longer), guess_times=guess_times or {})
+    model = replace(fit(decode, prefill, longer), guess_times=guess_times)
     known = _known(decode, model, max_sequences)
     best = min(best_batch(known, token_time_ms), -(-max_sequences // batches))
     return Profile(tuple(decode), tuple(prefill), model, min(best * batches, max_sequences), round(_at(known, best), 3))

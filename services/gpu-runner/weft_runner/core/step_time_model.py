@@ -3,19 +3,20 @@
 Linear in what a step does, as its cost is: weights stream once, keys once a row, prompt tokens are computed.
 
     step_ms = decode x (base + row * rows + key * keys) + prompt x (token * prompt_tokens)
-              + guesses_ms + host * rows + more * guesses
+              + decode x guesses_ms + host * rows + more * guesses
 
 `rows` are decode rows and `keys` the tokens in KV that they attend to. base, row, key and token come from the profile
 at start (`StepModel`); the factors follow the measured steps (normalised least mean squares), so that a noisy
 neighbour, adapters, or long contexts in prefill, which the form leaves out, change the next chunk and not the promise.
-What drafted tokens add is no line: a kernel takes a few rows at a time, and the first one more may cost the most. So it
-is a table of measured steps (`GuessTimes`). What steps with guesses take beyond it, on the host for each row and of
-adapters and samplers for each guess, follows the measured ones in the same way.
+What drafted tokens add is no line: a few tokens read the weights once, a kernel takes some at a time, and more of them
+are computed. But it is a matter of the tokens of a step alone, whichever rows they are of (m135: 8 tokens take 12.3 ms
+as one row and as four, 30 tokens 31 to 33 ms). So it is a table of steps of one row (`GuessTimes`), with the factor of
+decode rows. What steps with guesses take beyond it, on the host for each row and of samplers for each guess, follows
+the measured ones in the same way.
 """
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 MIN_CHUNK = 32  # tokens: a prompt moves on, whatever the target; fewer stream the weights again for hardly less work
@@ -28,7 +29,7 @@ KEEP = 1.0 - RATE / 256  # of what is known of guesses, a step without any
 LATE_STEPS = 160  # that `Lateness` is of: a disturbance is forgotten within seconds
 
 
-GuessTimes = Mapping[int, tuple[tuple[int, float], ...]]  # rows -> (guesses a row, ms that they add), from (0, 0.0)
+GuessTimes = tuple[tuple[int, float], ...]  # tokens of a step, 1 and more, all but the first guesses; its ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +40,22 @@ class StepModel:
     row_ms: float
     key_ms: float
     token_ms: float
-    guess_times: GuessTimes = field(default_factory=dict[int, tuple[tuple[int, float], ...]])
+    guess_times: GuessTimes = ()
 
     def guesses_ms(self, rows: int, guesses: int) -> float:
-        """Return what `guesses` drafted tokens add to a step of `rows` decode rows, by the nearest measured rows.
-
-        On a line between two measured numbers, and on the last one beyond them; unmeasured: each costs a row.
-        """
-        if not self.guess_times or not rows:
+        """Return what `guesses` drafted tokens add to a step of `rows` decode rows; unmeasured: each costs a row."""
+        if len(self.guess_times) < 2 or not rows:
             return self.row_ms * guesses
-        near = max((n for n in self.guess_times if n <= rows), default=min(self.guess_times))
-        a_row, times = guesses / rows, self.guess_times[near]
-        (low, low_ms), (high, high_ms) = next((pair for pair in pairwise(times) if a_row <= pair[1][0]), times[-2:])
-        return rows / near * (low_ms + (high_ms - low_ms) * (a_row - low) / (high - low))
+        return self._tokens_ms(rows + guesses) - self._tokens_ms(rows)
+
+    def _tokens_ms(self, tokens: int) -> float:
+        """Interpolate between two measured numbers of tokens; beyond the last one each costs at least a prompt's."""
+        times = self.guess_times
+        for (low, low_ms), (high, high_ms) in pairwise(times):
+            if tokens <= high:
+                return low_ms + (high_ms - low_ms) * (tokens - low) / (high - low)
+        (low, low_ms), (high, high_ms) = times[-2:]
+        return high_ms + (tokens - high) * max((high_ms - low_ms) / (high - low), self.token_ms)
 
     def decode_ms(self, rows: int, keys: int) -> float:
         """A step without prompts."""
@@ -79,7 +83,7 @@ class StepTimeEstimator:
         by_number = self._guesses_ms.setdefault(rows, [])
         while len(by_number) <= guesses:
             by_number.append(self.model.guesses_ms(rows, len(by_number)))
-        return by_number[guesses] + self._host_ms * rows + self._more_ms * guesses
+        return self.decode * by_number[guesses] + self._host_ms * rows + self._more_ms * guesses
 
     def prefill_ms(self, tokens: int) -> float:
         """Return how long `tokens` tokens of prompts are expected to take."""

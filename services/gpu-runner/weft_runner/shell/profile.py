@@ -4,16 +4,18 @@ Batches 1, 2, 4, ... up to the limit; a prompt's first chunks; and one batch wit
 least of a few: it is what the machine can do, and `core.step_time_model` learns what it does. What there is no time
 for is left out: a large model is timed at a few batches, at least one of each kind, and the rest follows from the
 fitted line. Adapters are not part of it: which ones will run together is not known at start. Where drafts are checked,
-half a second more goes to steps of a few rows with drafted tokens.
+half a second more goes to steps of one row with drafted tokens.
 """
 
 import time
 from collections.abc import Callable
+from itertools import accumulate
 
 from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
+from weft_runner.core.step_time_model import GuessTimes
 from weft_runner.model.executor import Executor
 from weft_runner.model.operator_threads import wait_for_devices
 from weft_runner.model.sampling import SamplingArgs
@@ -24,7 +26,7 @@ DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
 REPEATS = 5
 CONTEXT, LONG_CONTEXT, LONG_ROWS = 64, 1024, 8
 CHUNKS = (32, 128, 512)
-GUESSES_S, GUESSED_ROWS, GUESSES = 0.5, (1, 4, 16), (1, 2, 4, 8)  # of a row
+GUESSES_S, GUESSED_TOKENS = 0.5, (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33)  # of a step
 LOUD = 3.0  # times the last step's time: the most that the next larger one is expected to take
 
 Clock = Callable[[], float]
@@ -58,7 +60,7 @@ class _Bench:
         self._end = began + BUDGET_S
         prefill, longer = self._prefill_times(), self._longer(decode)
         self._end = self._clock() + GUESSES_S
-        guess_times = self._guess_times() if self._drafts else None
+        guess_times = self._guess_times() if self._drafts else ()
         return make_profile(
             decode, prefill, longer, max_sequences=limits.max_sequences, token_time_ms=limits.batch.prompt_time_ms,
             batches=1 if self._can.pipelined is None else self._can.pipelined.depth, guess_times=guess_times,
@@ -90,24 +92,16 @@ class _Bench:
             return None
         return DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context)))
 
-    def _guess_times(self) -> dict[int, tuple[tuple[int, float], ...]]:
-        """What guesses add to a step of few rows, and of more; it grows with their number, or with noise it does."""
-        found: dict[int, tuple[tuple[int, float], ...]] = {}
-        for rows in sorted({min(rows, self._limits.max_sequences) for rows in GUESSED_ROWS}):
-            times, alone_ms = [(0, 0.0)], 0.0
-            for guesses in (0, *GUESSES):
-                n_tokens = rows * (1 + guesses)
-                expected_ms = (alone_ms + times[-1][1]) * (1 + guesses)
-                if n_tokens > self._limits.batch.max_batch_tokens or not self._allows(expected_ms):
-                    break
-                ms = self._best_ms(self._decode_step(rows, self._context(CONTEXT), guesses))
-                if guesses:
-                    times.append((guesses, max(ms - alone_ms, times[-1][1])))
-                else:
-                    alone_ms = ms
-            if len(times) > 1:
-                found[rows] = tuple(times)
-        return found
+    def _guess_times(self) -> GuessTimes:
+        """Steps of one row with more and more guesses, again and again; their time grows, or with noise it does."""
+        context, best = self._context(CONTEXT), dict[int, float]()
+        most = min(self._limits.batch.max_batch_tokens, context)
+        for tokens in [tokens for tokens in GUESSED_TOKENS if tokens <= most] * REPEATS:
+            if best and not self._allows(best.get(tokens, LOUD * max(best.values()))):
+                break
+            ms = self._run_ms(self._decode_step(1, context, tokens - 1))
+            best[tokens] = min(ms, best.get(tokens, ms))
+        return tuple(zip(best, accumulate(best.values(), max), strict=True))
 
     # ---- steps
 
