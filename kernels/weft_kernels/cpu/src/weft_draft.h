@@ -7,10 +7,10 @@
 extern "C" {
 #endif
 
-#define WEFT_MAX_MATCH 64    // tokens of a tail that are looked for
-#define WEFT_MAX_PLACES 256  // the newest ones, which decide how a draft goes on
-#define WEFT_MAX_DRAFT 32    // tokens
-#define WEFT_GUESS_LENGTHS 7 // classes of guesses by tokens that match before them: 1, 2-3, 4-7, ..., 64 and more
+#define WEFT_MAX_MATCH 64     // tokens of a tail that are looked for
+#define WEFT_MAX_PLACES 256   // the newest ones, which decide how a draft goes on
+#define WEFT_MAX_DRAFT 32     // tokens
+#define WEFT_GUESS_LENGTHS 7  // classes of guesses by tokens that match before them: 1, 2-3, 4-7, ..., 64 and more
 // Classes of guesses: by places that agree (at most half, more, the only one, all of several), each by length.
 #define WEFT_GUESS_CLASSES (4 * WEFT_GUESS_LENGTHS)
 
@@ -20,8 +20,8 @@ typedef struct {        // one tail, and the text that is searched for it
   const int32_t* tail;  // [tail_length] may be the end of `text` itself, which is no place: nothing follows it there
   int64_t tail_length;
   const double* shares;  // [WEFT_GUESS_CLASSES] of the guesses of a class, those that were right
-  double min_gain;       // a draft ends before a guess that is right with less than this probability, all before it as well
-  int32_t max_tokens;    // <= WEFT_MAX_DRAFT
+  double min_gain;  // a draft ends before a guess that is right with less than this probability, all before it as well
+  int32_t max_tokens;  // <= WEFT_MAX_DRAFT
 } weft_draft_query;
 
 typedef struct {
