@@ -1,7 +1,6 @@
 """`weft bench control --live N`: N adapters on a `weft up` of its own."""
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from tempfile import TemporaryDirectory
 from weft_bench.cpu_context import Bar
 from weft_bench.errors import NotInTime
 from weft_bench.lines import Line, Origin
-from weft_bench.process import resident_mb
+from weft_bench.process import cpu_s, resident_mb
 from weft_bench.stack import CONTROLLER, Stack, is_ready, quickstart
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -19,7 +18,6 @@ NAMESPACE = "acme"
 POLL_S = 1.0
 SETTLE_S, REST_S = 5.0, 20.0
 PATIENCE_EACH_S = 0.5  # an adapter, on a slow and busy machine
-TICKS = os.sysconf("SC_CLK_TCK")
 TARGETS = {1_000: ("<= 15", "<= 10"), 10_000: ("<= 150", None)}  # to Ready, deleted
 MEMORY_OF = (CONTROLLER, "depot", "scheduler", "gateway")
 
@@ -108,8 +106,4 @@ def _until(count: Callable[[], int], wanted: int, patience_s: float, advance: Ca
 
 def _cpu_s(stack: Stack) -> dict[str, float]:
     """CPU seconds of every component so far."""
-    used: dict[str, float] = {}
-    for name in (CONTROLLER, *stack.components()):
-        fields = Path(f"/proc/{stack.pid(name)}/stat").read_text().rpartition(")")[2].split()
-        used[name] = (int(fields[11]) + int(fields[12])) / TICKS
-    return used
+    return {name: cpu_s(stack.pid(name)) for name in (CONTROLLER, *stack.components())}

@@ -87,6 +87,12 @@ def status(pid: int) -> dict[str, str]:
     return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
 
 
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime
+
+
 def resident_mb(pid: int) -> float:
     """Return a process's resident memory (VmRSS)."""
     return int(status(pid)["VmRSS"].split()[0]) / 1024

@@ -19,7 +19,7 @@ from weft_bench.crowds import FLOOD, READERS
 from weft_bench.errors import StackFailed
 from weft_bench.lines import Line, Origin
 from weft_bench.path import WORDS
-from weft_bench.process import resident_mb
+from weft_bench.process import cpu_s, resident_mb
 from weft_bench.stack import Stack, quickstart
 from weft_bench.waiting import until
 
@@ -35,7 +35,7 @@ async def measure(
     """Each crowd in turn, `scale` times as large. Raises StackFailed, RequestFailed."""
     with TemporaryDirectory(prefix="weft-bench-") as scratch, Stack(quickstart(), Path(scratch), "--auth") as stack:
         stack.key, crowds_key = await asyncio.to_thread(lambda: [*map(stack.create_key, (OTHERS, CROWD))])
-        stack.cli("limit", "set", "-n", CROWD, "--model", "*", "concurrent=2")
+        stack.cli("limit", "set", "-n", CROWD, "--model", "*", "requests-per-minute=1")
         await asyncio.to_thread(stack.wait_for_models)
         found = list[Line]()
         rounds = Rounds(stack, random.Random(seed), round(REQUESTS * min(1.0, scale)))
@@ -72,8 +72,11 @@ class Rounds:
 async def _beside(stack: Stack, rounds: Rounds, crowd: str, count: int, key: str, repeat: int) -> Found:
     alone, beside, seen = list[sse.Streamed](), list[sse.Streamed](), Counter[str]()
     most, cut_off_s, gateway = 0.0, 0.0, stack.pid("gateway")
+    marks_s = list[float]()
     for _ in range(repeat):
+        marks_s.append(cpu_s(gateway))
         alone += await rounds.one()
+        marks_s.append(cpu_s(gateway))
         before = _descriptors(gateway)
         async with _crowd(stack, crowd, count, key, seen):
             begun = time.perf_counter()
@@ -85,8 +88,12 @@ async def _beside(stack: Stack, rounds: Rounds, crowd: str, count: int, key: str
                     await _until(partial(_are_closed, gateway, before), "stopped readers cut off")
                     cut_off_s = max(cut_off_s, time.perf_counter() - begun)
             most = max(most, *resident)
+        marks_s.append(cpu_s(gateway))
         await _until(partial(_are_closed, gateway, before), "the crowd's connections closed")
-    return Found(crowd, count, alone, beside, most, cut_off_s, seen)
+    alone_s, beside_s = (
+        sum(end - begin for begin, end in zip(marks_s[at::3], marks_s[at + 1 :: 3], strict=True)) for at in (0, 1)
+    )
+    return Found(crowd, count, alone, beside, most, cut_off_s, seen, (alone_s, beside_s))
 
 
 @asynccontextmanager

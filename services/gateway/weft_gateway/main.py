@@ -21,9 +21,10 @@ from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
 from weft_gateway.openai.lines import LineRunner
 from weft_gateway.settings import GatewaySettings
-from weft_gateway.shell.app import build_app
+from weft_gateway.shell.app import MODEL_PATHS, build_app
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.bounded_http import BoundedHttp, ConnectionBound
+from weft_gateway.shell.early_refusals import EarlyRefusals
 
 CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
 # After SIGTERM: for connections that send no further request. Clients keep idle ones for 4 to 15 s, mostly.
@@ -114,7 +115,7 @@ def server_config(state: AppState, bound: ConnectionBound) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(state),
         loop="uvloop",
-        http=partial(BoundedHttp, bound=bound),  # pyright: ignore[reportArgumentType]
+        http=partial(BoundedHttp, bound=bound, refusals=EarlyRefusals(state, MODEL_PATHS)),  # pyright: ignore[reportArgumentType]
         ws="none",
         lifespan="off",
         access_log=False,

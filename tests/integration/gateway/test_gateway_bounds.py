@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from contextlib import suppress
@@ -14,6 +15,7 @@ import orjson
 import pytest
 
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
+from weft_gateway.core import HOLD_S
 from weft_gateway.shell import bounded_http
 
 from .conftest import ANSWER, HELLO, PATIENCE_S, TEMPLATE, World, key_route, serving, soon, until
@@ -308,6 +310,7 @@ async def test_a_platform_key_sees_every_metric_and_asks_no_model(parts: World, 
 
 
 ASKED = TEXT | {"model": "acme/upper", "max_tokens": 20}
+RIVAL = {"authorization": "Bearer key-of-rival", "content-type": "application/json"}
 
 
 def with_limits(world: World, *rules: dict[str, Any]) -> scheduler_pb2.Routes:
@@ -345,6 +348,73 @@ async def test_beyond_a_limit_a_caller_reads_when_to_come_back(parts: World, tmp
         rival = {"authorization": "Bearer key-of-rival"}
         other = await http.post("/v1/completions", json=ASKED | {"model": "rival/secret"}, headers=rival)
         assert other.status_code == 200, "another namespace has its own"
+
+
+async def test_who_is_over_a_limit_is_refused_by_its_key_and_path_alone(parts: World, tmp_path: Path) -> None:
+    """Nothing is read of a body: it is no JSON, and has not even come. Each API has its own form."""
+    parts.scheduler.routes = with_limits(parts, {"model": "*", "requests_per_minute": 1})
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        key = {"authorization": "Bearer key-of-acme", "content-type": "application/json"}
+        assert (await http.post("/v1/completions", json=ASKED, headers=key)).status_code == 200
+        for path in ("/v1/completions", "/v1/chat/completions", "/v2/rerank"):
+            refused(await http.post(path, content=b"{", headers=key), 429, "rate_limit_exceeded")
+        anthropic = await http.post("/v1/messages", content=b"{", headers={"x-api-key": "key-of-acme"})
+        assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert (await http.get("/v1/models", headers=key)).status_code == 200
+        refused(await http.post("/v1/completions", content=b"{", headers=RIVAL), 400, "invalid_json")
+
+
+async def test_a_connection_goes_on_behind_a_body_that_nobody_wants(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal comes before the body. Behind one that is held nothing is looked at: its connection ends with it."""
+    parts.scheduler.routes = with_limits(parts, {"model": "*", "requests_per_minute": 1})
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-of-acme\r\ncontent-length: 9\r\n\r\n"
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        key = {"authorization": "Bearer key-of-acme"}
+        assert (await http.post("/v1/completions", json=ASKED, headers=key)).status_code == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(world.url.rpartition(":")[2]))
+        for _ in range(2):
+            writer.write(head)
+            assert b" 429 " in await soon(reader.readline())
+            length = int((await soon(reader.readuntil(b"content-length: ")) and await soon(reader.readline())).strip())
+            await soon(reader.readexactly(2 + length))
+            writer.write(b"{" * 9)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in await soon(reader.readline())
+        await soon(reader.readuntil(b"ok\n"))
+        monkeypatch.setattr("weft_gateway.core.refusal_pacing.QUICK_BURST", 0.0)
+        monkeypatch.setattr("weft_gateway.core.refusal_pacing.HOLD_S", 3600.0)
+        writer.write(2 * (head + b"{" * 9))
+        assert (await soon(reader.read())).count(b" 429 ") == 1
+        writer.close()
+
+
+async def test_refusals_of_a_flood_wait_for_each_other_and_nobody_else_does(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("weft_gateway.core.refusal_pacing.QUICK_BURST", 2.0)
+    monkeypatch.setattr("weft_gateway.core.refusal_pacing.QUICK_PER_S", 0.0)
+    caplog.set_level(logging.INFO)
+    parts.scheduler.routes = with_limits(parts, {"model": "*", "requests_per_minute": 1})
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        key = {"authorization": "Bearer key-of-acme"}
+        assert (await http.post("/v1/completions", json=ASKED, headers=key)).status_code == 200
+
+        async def refusal_s() -> float:
+            began = time.monotonic()
+            refused(await http.post("/v1/completions", json=ASKED, headers=key), 429, "rate_limit_exceeded")
+            return time.monotonic() - began
+
+        flood = asyncio.gather(*(refusal_s() for _ in range(6)))
+        other = await http.post("/v1/completions", json=ASKED | {"model": "rival/secret"}, headers=RIVAL)
+        assert other.status_code == 200
+        assert sum(waited >= HOLD_S for waited in await flood) >= 4
+        counted = world.gateway.registry.get_sample_value(
+            "weft_gateway_requests_total", {"model": "-", "status": "429"}
+        )
+        assert counted == 6
+    assert sum(record.message == "refused" for record in caplog.records) == 2, "the log has those that are quick"
 
 
 async def test_a_chat_without_max_tokens_keeps_no_other_out_of_its_limit(parts: World, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ async def test_without_a_scheduler_there_is_no_route_and_a_503_with_the_reason(p
 async def test_the_log_of_a_refusal_names_what_was_wrong(
     world: World, caplog: pytest.LogCaptureFixture, body: dict[str, Any], fields: dict[str, Any]
 ) -> None:
-    caplog.set_level("INFO", "weft_gateway.shell.app")
+    caplog.set_level("INFO", "weft_gateway.shell.early_refusals")
     async with world.http() as http:
         response = await http.post("/v1/completions", json=TEXT | body)
     (logged,) = [vars(record)["kv"] for record in caplog.records if record.message == "refused"]

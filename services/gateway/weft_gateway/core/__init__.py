@@ -39,6 +39,7 @@ from weft_gateway.core.events import (
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.history import MAX_NAMESPACES, MINUTES, History, Tally, UsageSum, bucket_of, quantile, summed
 from weft_gateway.core.limits import REPORT_S, SILENT_S, SWEEP, Charge, Exceeded, Limiter, Remaining, rules_for
+from weft_gateway.core.refusal_pacing import HOLD_S, MAX_HELD, QUICK_BURST, QUICK_PER_S, RefusalPacing
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion, route_of_draw
 from weft_gateway.core.standing import places_by_digest, standing
 from weft_gateway.core.stream import (

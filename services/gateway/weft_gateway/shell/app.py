@@ -18,7 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.telemetry.logs import kv
-from weft_gateway.errors import ApiError, BadRequest, Internal
+from weft_gateway.core.refusal_pacing import AT_ONCE
+from weft_gateway.errors import ApiError, BadRequest, Internal, LimitReached, QuotaSpent
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import BatchRequest, cancel_batch, create_batch, list_batches, one_batch
@@ -42,6 +43,7 @@ from weft_gateway.openai.schema import ChatRequest, CompletionRequest
 from weft_gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 from weft_gateway.shell import page
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.early_refusals import await_turn, log_refusal, refusal_of
 from weft_gateway.shell.metrics import exposition
 from weft_gateway.shell.request_ids import Ids, ResponseHeaders
 from weft_gateway.shell.status import status_of, visible_labels
@@ -59,6 +61,19 @@ EXPOSED = [
 # What answers may be, for the OpenAPI document.
 _STREAMED, _VECTORS = (JSON, "text/event-stream"), (JSON, "application/octet-stream")
 _TEXT, _BYTES, _FILES = ("text/plain",), ("application/octet-stream",), ("*/*",)
+# Ways to call a model: what stands before its path, the way, its body, the media types of its answers.
+_MODEL_ROUTES: Sequence[tuple[str, ModelEndpoint[Any], type[BaseModel] | None, Sequence[str]]] = (
+    ("", CHAT, ChatRequest, _STREAMED),
+    ("", COMPLETIONS, CompletionRequest, _STREAMED),
+    ("", CHATS, None, (JSON,)),
+    ("", embeddings.EMBEDDINGS, embeddings.EmbeddingsRequest, _VECTORS),
+    ("", embeddings.POOLING, embeddings.EmbeddingsRequest, _VECTORS),
+    *((under, embeddings.RERANK, embeddings.RerankRequest, (JSON,)) for under in ("", "/v1", "/v2")),
+    *((under, embeddings.SCORE, embeddings.ScoreRequest, (JSON,)) for under in ("", "/v1")),
+    ("", RESPONSES, ResponsesRequest, _STREAMED),
+    ("", messages.MESSAGES, messages.MessagesRequest, _STREAMED),
+)
+MODEL_PATHS = tuple(under + endpoint.path for under, endpoint, *_ in _MODEL_ROUTES)
 _PARAMETER = re.compile(r"\{(\w+)")
 _ERROR = {
     "description": "An error, in OpenAI's shape.",
@@ -71,22 +86,16 @@ def build_app(state: AppState) -> FastAPI:
     """The application around one gateway's state."""
     app = FastAPI(title="Weft", docs_url=None, redoc_url=None, description="OpenAI API for LoRA adapters")
     post, get = ["POST"], ["GET"]
-    _model_route(app, state, CHAT, ChatRequest, _STREAMED)
-    _model_route(app, state, COMPLETIONS, CompletionRequest, _STREAMED)
-    _model_route(app, state, CHATS)
-    _model_route(app, state, embeddings.EMBEDDINGS, embeddings.EmbeddingsRequest, _VECTORS)
-    _model_route(app, state, embeddings.POOLING, embeddings.EmbeddingsRequest, _VECTORS)
-    for version_path in ("", "/v1", "/v2"):
-        _model_route(app, state, embeddings.RERANK, embeddings.RerankRequest, under=version_path)
-    for version_path in ("", "/v1"):
-        _model_route(app, state, embeddings.SCORE, embeddings.ScoreRequest, under=version_path)
-    _model_route(app, state, RESPONSES, ResponsesRequest, _STREAMED)
+    for under, model_endpoint, body, media in _MODEL_ROUTES:
+        _route(
+            app, state, under + model_endpoint.path, partial(completion, model_endpoint), post, body, media,
+            name=model_endpoint.name, summary=model_endpoint.__doc__,
+        )  # fmt: skip
     _route(app, state, "/v1/responses/{response_id:path}/input_items", list_input_items, get)
     _route(app, state, "/v1/responses/input_tokens", count_input_tokens, post, ResponsesRequest)
     _route(app, state, "/v1/responses/{response_id}/cancel", cancel_response, post)
     _route(app, state, "/v1/responses/{response_id:path}", one_response, get)
     _route(app, state, "/v1/responses/{response_id:path}", delete_response, ["DELETE"])
-    _model_route(app, state, messages.MESSAGES, messages.MessagesRequest, _STREAMED)
     _route(app, state, f"{messages.PATH}/count_tokens", messages.count_tokens, post, messages.CountRequest)
     _route(app, state, "/v1/models", list_models, get)
     _route(app, state, "/v1/models/{model:path}", one_model, get)
@@ -159,20 +168,6 @@ def _route(
     )  # fmt: skip
 
 
-def _model_route(
-    app: FastAPI,
-    state: AppState,
-    endpoint: ModelEndpoint[Any],
-    body: type[BaseModel] | None = None,
-    media: Sequence[str] = (JSON,),
-    *,
-    under: str = "",
-) -> None:
-    """Serve one way to call a model."""
-    path, call = f"{under}{endpoint.path}", partial(completion, endpoint)
-    _route(app, state, path, call, ["POST"], body, media, name=endpoint.name, summary=endpoint.__doc__)
-
-
 def _inlined(body: type[BaseModel]) -> dict[str, Any]:
     """A JSON schema without references, as the request body of an OpenAPI document wants it."""
     schema = body.model_json_schema()
@@ -193,19 +188,20 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 
 async def _on_api_error(state: AppState, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    _count(state, request, error.status, error.code)
     call = _call_of(request)
-    about = {
-        "param": error.param and error.param[:128],
-        "model": call and (call.model or call.named_model),
-        "namespace": (call and call.principal.namespace) or None,
-        "duration_ms": call and max(0, time.time_ns() // 1_000_000 - call.arrived_unix_ms),
-    }
-    known = {key: value for key, value in about.items() if value is not None}
-    ids: Ids = request.state.ids
-    log.info("refused", extra=kv(request_id=ids.request_id, status=error.status, code=error.code, **known))
-    body = error.anthropic_body() if request.url.path.startswith(messages.PATH) else error.body()
-    return Response(body, error.status, error.headers())
+    namespace = (call.principal.namespace or "") if call else None
+    state.manager.count_answer(call and call.model, namespace, error.status, error.code)
+    pace = await await_turn(state, namespace) if isinstance(error, (LimitReached, QuotaSpent)) else AT_ONCE
+    if not pace.hold_s:
+        about = {
+            "param": error.param and error.param[:128],
+            "model": call and (call.model or call.named_model),
+            "namespace": namespace or None,
+            "duration_ms": call and max(0, time.time_ns() // 1_000_000 - call.arrived_unix_ms),
+        }
+        log_refusal(request.state.ids, error, about)
+    body, headers = refusal_of(error, request.url.path, pace)
+    return Response(body, error.status, headers)
 
 
 async def _on_http_error(state: AppState, request: Request, error: Exception) -> Response:

@@ -14,6 +14,7 @@ from weft.domain.routes import PoolRoute, Route
 from weft.telemetry.tracing import Tracer
 from weft.wire.channels import fast_keepalive_socket_options
 from weft.wire.tls import Tls
+from weft_gateway.core.refusal_pacing import RefusalPacing
 from weft_gateway.core.routes import Principal, UnknownVersion
 from weft_gateway.errors import ModelNotFound
 from weft_gateway.forms.grammar_checker import GrammarChecker
@@ -50,6 +51,7 @@ class AppState:
         self.stopping = False  # what still arrives is answered; clients and balancers are sent elsewhere
         self.manager = RequestManager(settings, on_routes=self._on_routes, registry=registry, tls=tls)
         self.machine = self.manager.machine
+        self.refusals = RefusalPacing()
         self.tokens = _verifier(settings)
         self.batch = BatchClient(settings.batch, tls)
         self.grammars = GrammarChecker()

@@ -4,17 +4,22 @@
 - A request's head has to be complete in bounded time: 408.
 - The rest of a body whose request is answered already is read for a bounded time, then the connection is closed.
 - A client that reads nothing of its answer for too long is cut off, so no answer's task waits for it for ever.
+- A request may be dismissed by its head: its answer is written at once or later, and its body is read and dropped.
 - Connections are bounded. A new one beyond the bound takes the place of the one that is idle longest: 503 if none is.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from weft_gateway.errors import BadRequest
+
+if TYPE_CHECKING:
+    from weft_gateway.shell.early_refusals import EarlyRefusals
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 20.0  # from a request's first byte, or the connection's start, to the end of its headers
@@ -31,10 +36,23 @@ class ConnectionBound:
     idle: dict["BoundedHttp", None] = field(default_factory=dict["BoundedHttp", None])
 
 
+@dataclass(frozen=True, slots=True)
+class Dismissal:
+    """The answer to a request whose body nobody wants, after `hold_s`; `end` is called where that is not 0, once.
+
+    Nothing more is read from the connection meanwhile. `closes`: it ends with the answer.
+    """
+
+    answer: bytes
+    hold_s: float
+    closes: bool
+    end: Callable[[], None]
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection. uvicorn makes one for each."""
 
-    def __init__(self, *args: Any, bound: ConnectionBound, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, bound: ConnectionBound, refusals: "EarlyRefusals", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.closed = asyncio.Event()
         self._bound = bound
@@ -43,6 +61,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._refusals, self._dismissed = refusals, False  # the present request is
+        self._held: tuple[asyncio.TimerHandle, Dismissal] | None = None
 
     # ---------------------------------------------------------------- in
 
@@ -78,20 +98,47 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes, self._in_head = 0, False
         self._head_timer = _cancelled(self._head_timer)
-        super().on_headers_complete()
+        if self._held:  # nobody else's request is looked at before its answer
+            self._dismissed = True
+            self._answer_held()
+            self.transport.close()
+            return
+        parser = self.parser
+        assert parser is not None, "it has just parsed this"
+        dismissal = None
+        if self._refusals.routes.limited and not self._answering:
+            dismissal = self._refusals.dismissal(parser.get_method(), self.url, self.headers)
+        self._dismissed = dismissal is not None
+        if dismissal is None:
+            super().on_headers_complete()
+            return
+        if not parser.should_keep_alive():
+            dismissal = replace(dismissal, closes=True)
+        if dismissal.hold_s:
+            self.flow.pause_reading()
+            self._held = self.loop.call_later(dismissal.hold_s, self._answer_held), dismissal
+        else:
+            self._answer_dismissed(dismissal)
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
-        super().on_body(body)
+        if not self._dismissed:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._head_bytes, self._in_head = 0, True
         self._rest_timer = _cancelled(self._rest_timer)
-        super().on_message_complete()
+        if not self._dismissed:
+            super().on_message_complete()
+        elif not self._held:
+            self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._head_timer, self._rest_timer, self._stall_timer):
             _cancelled(timer)
+        if self._held:
+            _cancelled(self._held[0])
+            self._held[1].end()
         self._bound.idle.pop(self, None)
         super().connection_lost(exc)
         self.closed.set()
@@ -114,6 +161,33 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
         super().on_response_complete()
         if self._in_head and not self._head_bytes and not self._answering and not self.transport.is_closing():
+            self._bound.idle[self] = None
+
+    def _answer_held(self) -> None:
+        assert self._held is not None, "it waits for its turn"
+        (timer, dismissal), self._held = self._held, None
+        timer.cancel()
+        dismissal.end()
+        self._answer_dismissed(dismissal)
+        self.flow.resume_reading()
+        if self._in_head:
+            self._await_request()
+
+    def _answer_dismissed(self, dismissal: Dismissal) -> None:
+        self.server_state.total_requests += 1
+        self.transport.write(dismissal.answer)
+        if dismissal.closes:
+            self.transport.close()
+        elif not self._in_head:
+            self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
+
+    def _await_request(self) -> None:
+        """Wait for the next request, as behind an answer of uvicorn's own."""
+        if not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
             self._bound.idle[self] = None
 
     def pause_writing(self) -> None:
@@ -154,15 +228,21 @@ class BoundedHttp(HttpToolsProtocol):
     def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
         """Send the reason where no answer is under way, and close."""
         if not self._answering and not self.transport.is_closing():
-            body = BadRequest(message, code=code, status=status).body()
-            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+            body, headers = BadRequest(message, code=code, status=status).body(), {"content-type": "application/json"}
+            self.transport.write(response_bytes(status, headers | {"connection": "close"}, body))
         self.transport.close()
 
 
 _TOO_LARGE = f"The request's headers are larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones."
 _TOO_MANY = "This gateway has as many connections as it may have, and none of them is idle; try again later."
 _TOO_SLOW = "The request's headers did not arrive in time; send them at once."
+
+
+def response_bytes(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
+    """Return a whole answer as it is sent."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}content-length: {len(body)}\r\n\r\n"
+    return head.encode("latin-1") + body
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> None:

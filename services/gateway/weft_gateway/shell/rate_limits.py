@@ -10,6 +10,7 @@ from weft_gateway.core.limits import Charge, Exceeded, Limiter, rules_for
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import LimitReached, QuotaSpent
 
+EVERY_MODEL = ("", "*")  # of a rule
 _HEADERS = {Metric.REQUESTS: "requests", Metric.TOKENS: "tokens"}
 
 
@@ -27,12 +28,19 @@ class RateLimits:
     def __init__(self, gateway: str, clock: Callable[[], float]) -> None:
         self._limiter, self._clock = Limiter(gateway), clock
 
+    def check_caller(self, caller: Principal) -> None:
+        """Refuse what `admit` would refuse whatever its model is. Raises LimitReached, QuotaSpent."""
+        self._check([rule for rule in caller.limits if rule.model in EVERY_MODEL], 1)
+
     def check_requests(self, caller: Principal, model: str, requests: int) -> None:
         """Refuse what `admit` would refuse whatever its tokens are: its prompt need not be tokenised.
 
         Raises LimitReached, QuotaSpent.
         """
-        if rules := rules_for(caller.limits, model):
+        self._check(rules_for(caller.limits, model), requests)
+
+    def _check(self, rules: Sequence[LimitRule], requests: int) -> None:
+        if rules:
             check_quota(rules)
             if (exceeded := self._limiter.exceeded(rules, requests, None, self._clock())) is not None:
                 raise _refusal(exceeded, requests, self._headers_of(rules))

@@ -37,7 +37,7 @@ class ResponseHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        ids = _ids(dict(scope["headers"]).get(b"x-request-id", b""))
+        ids = ids_of(dict(scope["headers"]).get(b"x-request-id", b""))
         scope.setdefault("state", {})["ids"] = ids
 
         async def send_with_headers(message: Message) -> None:
@@ -57,8 +57,8 @@ def drawn_ids() -> Ids:
     return Ids(drawn, drawn)
 
 
-def _ids(header: bytes) -> Ids:
-    """An id that is missing, too long or of other characters is replaced."""
+def ids_of(header: bytes) -> Ids:
+    """Return a request's ids by its `x-request-id`; one that is missing, too long or malformed is replaced."""
     if not _FIT.fullmatch(header):
         return drawn_ids()
     given = header.decode()
