@@ -6,7 +6,7 @@ on; the old one lives as long as the calls that began on it.
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -48,6 +48,18 @@ FAST_KEEPALIVE: dict[str, Any] = {
 }
 
 
+# Streams wait behind a runner that is gone: a link to one that says nothing for a second is asked, and given up 2 s
+# later. gRPC answers beside the interpreter, so that a long step is no silence.
+RUNNER_KEEPALIVE: dict[str, Any] = {
+    "grpc.keepalive_time_ms": 1_000,
+    "grpc.keepalive_timeout_ms": 2_000,
+    "grpc.http2.ping_timeout_ms": 2_000,
+}
+_KEEPALIVE: Mapping[Role | None, dict[str, Any]] = {
+    "scheduler": FAST_KEEPALIVE, "predictor": FAST_KEEPALIVE, "runner": RUNNER_KEEPALIVE
+}  # fmt: skip
+
+
 def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
     """Options of an HTTP socket that find a dead peer as fast as FAST_KEEPALIVE, as far as this system has them."""
     tcp = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8_000}
@@ -60,7 +72,7 @@ def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
 
 def options_to(peer: Role | None) -> list[tuple[str, Any]]:
     """The options of a channel to a process of that role."""
-    return list((dict(CHANNEL_OPTIONS) | (FAST_KEEPALIVE if peer in ("scheduler", "predictor") else {})).items())
+    return list((dict(CHANNEL_OPTIONS) | _KEEPALIVE.get(peer, {})).items())
 
 
 def _at_each_call(kind: str) -> Any:
