@@ -75,6 +75,16 @@ true
 {{- end -}}
 
 {{/*
+(dict "root" $ "component" "scheduler") -> "true" where a Lease says which of its pods acts. A scheduler always has one:
+its pods are the same whatever `replicas` is, so that the one that acts runs on when another comes or goes.
+*/}}
+{{- define "weft.elects" -}}
+{{- if or (eq .component "scheduler") (include "weft.standby" .) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/*
 (dict "root" $ "component" "scheduler") -> where its peers find it. Of the pods of a singleton the one that acts
 listens: their names lead to the addresses of all, ready or not, and a client takes the one that answers. So it is with
 one pod, too: peers keep the address, and run on, when `replicas` changes.

@@ -70,7 +70,7 @@ spec:
   {{- with omit $pod.spec "serviceAccountName" "volumes" }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  {{- if and (include "weft.several" .) (not $pod.spec.topologySpreadConstraints) }}
+  {{- if and (or (include "weft.several" .) (include "weft.elects" .)) (not $pod.spec.topologySpreadConstraints) }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname

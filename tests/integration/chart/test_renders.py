@@ -76,7 +76,7 @@ def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name
     with_token = {pod for pod, made in pod_templates(rendered[name]) if made["spec"]["automountServiceAccountToken"]}
     secrets = "--secrets=kubernetes" in chart.arguments_of(rendered[name], "depot")
     elects = name == "profile-production"
-    ask = {"weft-operator": True, "weft-depot": secrets, "weft-scheduler": elects, "weft-predictor": elects}
+    ask = {"weft-operator": True, "weft-depot": secrets, "weft-scheduler": True, "weft-predictor": elects}
     assert with_token == {pod for pod, asks in ask.items() if asks}
     accounts = [obj for obj in rendered[name] if obj["kind"] == "ServiceAccount"]
     assert {obj["metadata"]["name"] for obj in accounts} == {f"weft-{component}" for component in COMPONENTS}
@@ -100,7 +100,8 @@ def test_pods_and_roles_use_the_accounts_that_values_name() -> None:
         for subject in obj["subjects"]
     }
     operators = {"weft-operator", "weft-operator-pools", "weft-operator-weft-system"}
-    assert subjects == {*((role, "theirs") for role in operators), ("weft-depot", "weft-depot")}
+    own = {("weft-depot", "weft-depot"), ("weft-scheduler-lease", "weft-scheduler")}
+    assert subjects == own | {(role, "theirs") for role in operators}
 
 
 GIVEN = {"weft-batch-s3"}  # a Secret that value sets name, and people make
@@ -287,15 +288,26 @@ def test_two_depots_share_a_claim_and_one_acts_by_a_lease() -> None:
     assert [443, 6443] in [[port["port"] for port in way.get("ports", ())] for way in ways]
 
 
-@pytest.mark.parametrize("component", ASK)
-def test_one_pod_asks_no_api_server_and_peers_know_it_by_the_name_of_two(rendered: Rendered, component: str) -> None:
-    found, name = rendered["default"], f"weft-{component}"
-    assert not any(argument.startswith("--lease") for argument in chart.arguments_of(found, component))
+def test_one_predictor_asks_no_api_server_and_peers_know_it_by_the_name_of_two(rendered: Rendered) -> None:
+    found, name = rendered["default"], "weft-predictor"
+    assert not any(argument.startswith("--lease") for argument in chart.arguments_of(found, "predictor"))
     kinds = {obj["kind"] for obj in found if obj["metadata"]["name"] == name}
     assert kinds == {"NetworkPolicy", "Service", "ServiceAccount", "StatefulSet"}
     one(found, "Service", f"{name}-pods")
     assert one(found, "NetworkPolicy", name)["spec"]["egress"] == []
-    assert f"--{component}={name}-pods.weft-system.svc:7400" in chart.arguments_of(found, "gateway")
+    assert f"--predictor={name}-pods.weft-system.svc:7400" in chart.arguments_of(found, "gateway")
+
+
+def test_schedulers_are_the_same_pods_whatever_their_number() -> None:
+    """Another template would restart the one that acts: new requests waited 3 to 10 s for it."""
+    one_pod, two = (
+        one(objects(render("default", *QUICK, "--set", f"scheduler.replicas={n}")), "StatefulSet", "weft-scheduler")[
+            "spec"
+        ]
+        for n in (1, 2)
+    )
+    assert (one_pod["replicas"], two["replicas"]) == (1, 2)
+    assert one_pod["template"] == two["template"]
 
 
 def test_gateways_are_scaled_by_their_autoscaler_alone(rendered: Rendered) -> None:
