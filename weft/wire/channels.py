@@ -6,7 +6,7 @@ on; the old one lives as long as the calls that began on it.
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -40,28 +40,18 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-# A service with a standby acts elsewhere some 10 s after its machine is lost: a link to it is found dead within 8 s.
+# Requests wait behind a scheduler that is gone, streams behind a runner: a link that says nothing for a second is asked
+# and given up 2 s later. gRPC answers beside the interpreter, so that a long step is no silence.
 FAST_KEEPALIVE: dict[str, Any] = {
-    "grpc.keepalive_time_ms": 2_000,
-    "grpc.keepalive_timeout_ms": 6_000,
-    "grpc.http2.ping_timeout_ms": 6_000,
-}
-
-
-# Streams wait behind a runner that is gone: a link to one that says nothing for a second is asked, and given up 2 s
-# later. gRPC answers beside the interpreter, so that a long step is no silence.
-RUNNER_KEEPALIVE: dict[str, Any] = {
     "grpc.keepalive_time_ms": 1_000,
     "grpc.keepalive_timeout_ms": 2_000,
     "grpc.http2.ping_timeout_ms": 2_000,
 }
-_KEEPALIVE: Mapping[Role | None, dict[str, Any]] = {
-    "scheduler": FAST_KEEPALIVE, "predictor": FAST_KEEPALIVE, "runner": RUNNER_KEEPALIVE
-}  # fmt: skip
+FAST_PEERS: tuple[Role, ...] = ("scheduler", "predictor", "runner")
 
 
 def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
-    """Options of an HTTP socket that find a dead peer as fast as FAST_KEEPALIVE, as far as this system has them."""
+    """Options of an HTTP socket that find a dead peer within 8 s, as far as this system has them."""
     tcp = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8_000}
     known = {name: value for name, value in tcp.items() if hasattr(socket, name)}
     return [
@@ -72,7 +62,7 @@ def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
 
 def options_to(peer: Role | None) -> list[tuple[str, Any]]:
     """The options of a channel to a process of that role."""
-    return list((dict(CHANNEL_OPTIONS) | _KEEPALIVE.get(peer, {})).items())
+    return list((dict(CHANNEL_OPTIONS) | (FAST_KEEPALIVE if peer in FAST_PEERS else {})).items())
 
 
 def _at_each_call(kind: str) -> Any:

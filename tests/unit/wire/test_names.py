@@ -51,20 +51,18 @@ async def serve(host: str, port: int = 0) -> tuple[grpc.aio.Server, int]:
     return server, port
 
 
-@pytest.mark.parametrize("peer", ["scheduler", "predictor"])
-def test_a_link_to_a_service_with_a_standby_is_found_dead_within_8_seconds(peer: Any) -> None:
-    links, sockets = dict(options_to(peer)), {name: value for _, name, value in fast_keepalive_socket_options()}
-    assert links["grpc.keepalive_time_ms"] + links["grpc.keepalive_timeout_ms"] == 8_000
+@pytest.mark.parametrize("peer", ["scheduler", "predictor", "runner"])
+def test_a_link_behind_which_others_wait_is_found_dead_within_3_seconds(peer: Any) -> None:
+    links = dict(options_to(peer))
+    assert links["grpc.keepalive_time_ms"] + links["grpc.keepalive_timeout_ms"] == 3_000
     assert links["grpc.http2.ping_timeout_ms"] == links["grpc.keepalive_timeout_ms"]
-    probes_s = sockets[socket.TCP_KEEPINTVL] * sockets[socket.TCP_KEEPCNT]
-    assert sockets[socket.TCP_KEEPIDLE] + probes_s == 8 == sockets[socket.TCP_USER_TIMEOUT] / 1_000
     assert dict(options_to("supervisor")) == dict(CHANNEL_OPTIONS)
 
 
-def test_a_link_to_a_runner_is_found_dead_within_3_seconds() -> None:
-    links = dict(options_to("runner"))
-    assert links["grpc.keepalive_time_ms"] + links["grpc.keepalive_timeout_ms"] == 3_000
-    assert links["grpc.http2.ping_timeout_ms"] == links["grpc.keepalive_timeout_ms"]
+def test_a_socket_to_the_depot_is_found_dead_within_8_seconds() -> None:
+    sockets = {name: value for _, name, value in fast_keepalive_socket_options()}
+    probes_s = sockets[socket.TCP_KEEPINTVL] * sockets[socket.TCP_KEEPCNT]
+    assert sockets[socket.TCP_KEEPIDLE] + probes_s == 8 == sockets[socket.TCP_USER_TIMEOUT] / 1_000
 
 
 async def test_a_peer_that_comes_back_under_another_address_is_found_in_seconds(names: NameServer) -> None:
