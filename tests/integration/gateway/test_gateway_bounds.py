@@ -361,6 +361,9 @@ async def test_who_is_over_a_limit_is_refused_by_its_key_and_path_alone(parts: W
         anthropic = await http.post("/v1/messages", content=b"{", headers={"x-api-key": "key-of-acme"})
         assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
         assert (await http.get("/v1/models", headers=key)).status_code == 200
+        unknown = await http.post("/v1/completions", content=b"{", headers={"authorization": "Bearer nobody's"})
+        assert refused(unknown, 401, "invalid_api_key")
+        assert unknown.headers["www-authenticate"] == "Bearer"
         refused(await http.post("/v1/completions", content=b"{", headers=RIVAL), 400, "invalid_json")
 
 

@@ -27,7 +27,7 @@ AT_ONCE = RefusalPace(0.0)
 
 
 class RefusalPacing:
-    """Refusals by tenant. Times are of one clock that never goes back; one owner calls it."""
+    """Refusals by tenant, "" for all who are not known. Times are of one clock that never goes back; one owner."""
 
     def __init__(self) -> None:
         self._used: LruDict[str, tuple[float, float]] = LruDict(MAX_TENANTS)  # quick ones, as a debt; when

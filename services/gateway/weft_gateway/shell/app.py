@@ -18,8 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.telemetry.logs import kv
-from weft_gateway.core.refusal_pacing import AT_ONCE
-from weft_gateway.errors import ApiError, BadRequest, Internal, LimitReached, QuotaSpent
+from weft_gateway.errors import ApiError, BadRequest, Internal
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import BatchRequest, cancel_batch, create_batch, list_batches, one_batch
@@ -191,7 +190,7 @@ async def _on_api_error(state: AppState, request: Request, error: Exception) -> 
     call = _call_of(request)
     namespace = (call.principal.namespace or "") if call else None
     state.manager.count_answer(call and call.model, namespace, error.status, error.code)
-    pace = await await_turn(state, namespace) if isinstance(error, (LimitReached, QuotaSpent)) else AT_ONCE
+    pace = await await_turn(state, namespace, error)
     if not pace.hold_s:
         about = {
             "param": error.param and error.param[:128],

@@ -106,7 +106,7 @@ class BoundedHttp(HttpToolsProtocol):
         parser = self.parser
         assert parser is not None, "it has just parsed this"
         dismissal = None
-        if self._refusals.routes.limited and not self._answering:
+        if (self._refusals.auth or self._refusals.routes.limited) and not self._answering:
             dismissal = self._refusals.dismissal(parser.get_method(), self.url, self.headers)
         self._dismissed = dismissal is not None
         if dismissal is None:

@@ -1,7 +1,8 @@
-"""Requests of callers that are over a limit, refused by their head alone: no body is read, and no model looked up.
+"""Requests of callers that nobody knows, or that are over a limit, refused by their head alone: no body is read.
 
 What is not refused here goes the whole way (`openai.prepare.submit`), which also finds limits of some models alone.
-Refusals of both kinds wait for their turn (`core.refusal_pacing`).
+Refusals of both kinds wait for their turn among those of their tenant, or of all who are not known
+(`core.refusal_pacing`).
 """
 
 import asyncio
@@ -10,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from weft.telemetry.logs import kv
-from weft_gateway.core.refusal_pacing import RefusalPace
-from weft_gateway.core.routes import Principal
-from weft_gateway.errors import ApiError, LimitReached, QuotaSpent
+from weft_gateway.core.refusal_pacing import AT_ONCE, RefusalPace
+from weft_gateway.errors import ApiError, LimitReached, QuotaSpent, Unauthorized
 from weft_gateway.openai import messages
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import TOKEN_DOTS, Action, authenticate, check_scope
 from weft_gateway.shell.bounded_http import Dismissal, response_bytes
 from weft_gateway.shell.request_ids import Ids, ids_of
 
+PACED = (LimitReached, QuotaSpent, Unauthorized)
 log = logging.getLogger(__name__)
 
 
@@ -27,10 +28,10 @@ class EarlyRefusals:
 
     def __init__(self, state: AppState, paths: Iterable[str]) -> None:
         self._state, self._paths = state, frozenset(path.encode() for path in paths)
-        self.routes = state.machine.routes  # without limits nobody needs to ask
+        self.routes, self.auth = state.machine.routes, state.settings.auth  # without limits and keys nobody need ask
 
     def dismissal(self, method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Dismissal | None:
-        """Return the answer to a request whose caller has no place for one more, whatever the model.
+        """Return the answer to a request whose caller is not known, or has no place for one more, whatever the model.
 
         None: others say what is to be said. A foreign page's request wants more headers than these, an issuer's token
         is verified once, and a process that stops closes its connections.
@@ -41,20 +42,21 @@ class EarlyRefusals:
         key = given.get(b"authorization") or b"Bearer " + given.get(b"x-api-key", b"")
         if b"origin" in given or (state.tokens and key.count(b".") == TOKEN_DOTS) or state.stopping:
             return None
+        namespace: str | None = None
         try:
-            caller = authenticate(key.decode("latin-1"), self.routes, auth=state.settings.auth)
+            caller = authenticate(key.decode("latin-1"), self.routes, auth=self.auth)
+            namespace = caller.namespace or ""
             check_scope(caller, Action.INFER)
+            state.manager.limits.check_caller(caller)
+        except PACED as error:
+            return self._dismissed(namespace, ids_of(given.get(b"x-request-id", b"")), path.decode(), error)
         except ApiError:
             return None
-        try:
-            state.manager.limits.check_caller(caller)
-        except (LimitReached, QuotaSpent) as error:
-            return self._dismissed(caller, ids_of(given.get(b"x-request-id", b"")), path.decode(), error)
         return None
 
-    def _dismissed(self, caller: Principal, ids: Ids, path: str, error: ApiError) -> Dismissal:
-        state, tenant = self._state, caller.namespace or ""
-        state.manager.count_answer(None, tenant, error.status, error.code)
+    def _dismissed(self, namespace: str | None, ids: Ids, path: str, error: ApiError) -> Dismissal:
+        state, tenant = self._state, namespace or ""
+        state.manager.count_answer(None, namespace, error.status, error.code)
         pace = state.refusals.begin(tenant, state.manager.clock())
         if not pace.hold_s:
             log_refusal(ids, error, {"namespace": tenant or None})
@@ -63,8 +65,10 @@ class EarlyRefusals:
         return Dismissal(answer, pace.hold_s, pace.closes, partial(state.refusals.end, tenant))
 
 
-async def await_turn(state: AppState, namespace: str | None) -> RefusalPace:
-    """Let a refusal wait for its turn among those of its tenant."""
+async def await_turn(state: AppState, namespace: str | None, error: ApiError) -> RefusalPace:
+    """Let a refusal wait for its turn among those of its tenant, if it is one that others are paced with."""
+    if not isinstance(error, PACED):
+        return AT_ONCE
     pace = state.refusals.begin(tenant := namespace or "", state.manager.clock())
     if pace.hold_s:
         try:
