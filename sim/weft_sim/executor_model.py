@@ -87,8 +87,8 @@ def answer(prompt: Sequence[int], adapter: str, seed: int, choice: int, max_toke
 class StepTimes:
     """ms of a step: of any, of a decode row, a prompt token, a key that rows attend to, an adapter in the batch.
 
-    `page_copy_ms`: of a page of KV to host memory, or back, beside the steps. `guess_times`: what drafted tokens add;
-    unmeasured: each costs a row.
+    `page_copy_ms`: of a page of KV to host memory, or back, beside the steps. `guess_times`: of steps of one row
+    with drafted tokens (`StepModel`); unmeasured: each costs a row.
 
     `curve`, where it was measured, is used instead of the first three: (tokens, ms), the fewest first, with lines
     between them. A few rows cost hardly more than one while weights stream, which no line through the origin says.

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.telemetry.logs import kv
+from weft_gateway.core.refusal_pacing import AT_ONCE
 from weft_gateway.errors import ApiError, BadRequest, Internal
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
@@ -191,7 +192,7 @@ async def _on_api_error(state: AppState, request: Request, error: Exception) -> 
     namespace = (call.principal.namespace or "") if call else None
     state.manager.count_answer(call and call.model, namespace, error.status, error.code)
     pace = await await_turn(state, namespace, error)
-    if not pace.hold_s:
+    if pace is AT_ONCE:
         about = {
             "param": error.param and error.param[:128],
             "model": call and (call.model or call.named_model),

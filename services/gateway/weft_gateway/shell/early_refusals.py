@@ -58,7 +58,7 @@ class EarlyRefusals:
         state, tenant = self._state, namespace or ""
         state.manager.count_answer(None, namespace, error.status, error.code)
         pace = state.refusals.begin(tenant, state.manager.clock())
-        if not pace.hold_s:
+        if pace is AT_ONCE:
             log_refusal(ids, error, {"namespace": tenant or None})
         body, headers = refusal_of(error, path, pace)
         answer = response_bytes(error.status, headers | {"x-request-id": ids.client_request_id}, body)

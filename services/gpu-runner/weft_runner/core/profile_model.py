@@ -73,8 +73,8 @@ def make_profile(
 ) -> Profile:  # fmt: skip
     """Make a profile of at least one time of each kind.
 
-    `longer`: as many rows as one of `decode` with more keys (None: not measured). `guess_times`: of steps
-    with drafted tokens.
+    `longer`: as many rows as one of `decode` with more keys (None: not measured). `guess_times`: of steps with
+    drafted tokens.
 
     `batches` in flight at a time share out the sequences; while one takes its way through the stages the others do, so
     that all of them get a token in the time of one: the best number of sequences is `batches` times the best batch.

@@ -63,8 +63,8 @@ class BuiltStep:
         for of_batch, row, s in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
             if of_batch.drafted:
                 at, n_steady = len(s.tokens), row.scored if s.is_steady(row.scored) else 0
-                how = s.start.sampling, s.adjustments, s.mask
-                draws += [_draw((how[0], at + ahead, how[1], how[2], None)) for ahead in range(1 + n_steady)]
+                sampling, shifts, mask = s.start.sampling, s.adjustments, s.mask
+                draws += [_draw((sampling, place, shifts, mask, None)) for place in range(at, at + 1 + n_steady)]
                 draws += [UNREAD] * (row.scored - n_steady)
                 continue
             here = range(row.position + 1, row.position + 1 + row.scored)

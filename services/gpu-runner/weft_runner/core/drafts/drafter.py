@@ -19,7 +19,7 @@ from weft_runner.core.sequence import Sequence as PoolSequence
 MAX_STEP_GUESSES = MAX_LOGIT_ROWS  # each has a row of logits
 # Of an adapter's text, for all rows: what is read displaces weights from the cache, which a short step reads again.
 SCAN_TOKENS_A_MS, MIN_SCAN_TOKENS = 1 << 16, 1 << 12
-# What a step waits for that: two threads take turns meanwhile, so that a shorter wait would hardly ever be enough.
+# Of a step's time, the wait for what a grammar forces; a shorter one, in which two threads take turns, is never enough.
 FORCED_SHARE, MIN_FORCED_MS = 0.1, 0.1
 SEARCH_MS, MAX_SEARCH_SHARE = 0.04, 0.003  # of one row, about; what searches that find nothing may take of the steps
 
@@ -188,6 +188,7 @@ class Drafter:
 
 
 def _await_forced(sequences: Sequence[PoolSequence], most_s: float) -> None:
+    """Wait until it is known what grammars leave no choice about behind these answers, `most_s` at most."""
     masks = [one.mask.grammar for one in sequences if one.mask is not None]
     if grammars := [grammar for grammar in masks if grammar is not None]:
         grammars[0].await_forced(grammars, most_s)
