@@ -29,14 +29,18 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one_for_good():
     assert leases.current("a") == A2
 
 
-def test_leases_that_were_extended_stay_in_order_with_those_renewed_after_it():
+def test_leases_that_are_held_stay_in_order_with_those_renewed_meanwhile():
     leases = Leases(2.0)
     leases.grant(A1, 0.0)
     leases.grant(B1, 1.9)
-    leases.extend_all(2.0, 3.0)
+    leases.hold_all(6.0)
     assert leases.renew(A1, 3.0)
     leases.check()
-    assert leases.expire(5.0) == [B1, A1]
+    assert leases.expire(5.9) == []
+    assert leases.renew(B1, 5.0)
+    leases.check()
+    assert leases.expire(6.0) == [A1]
+    assert leases.next_deadline() == 7.0
 
 
 class LeaseMachine(RuleBasedStateMachine):

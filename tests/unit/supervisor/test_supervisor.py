@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -317,9 +317,33 @@ def test_a_page_table_that_does_not_balance_is_logged_once_and_reported_as_it_is
 def test_a_supervisor_that_stood_still_itself_does_not_blame_the_runners():
     supervisor = machine(up(), report(A1, 1, free=4))
     assert sent(supervisor.handle(TICK, 60.0)) == []
-    supervisor.handle(beat(), 60.1)
+    supervisor.handle(beat(), 62.0)
     assert [book.spec.runner for book in supervisor.live()] == [A1]
-    assert [merged.lost for merged in sent(supervisor.handle(TICK, 62.1))] == [(A1,)]
+    assert sent(supervisor.handle(TICK, 63.9)) == []
+    assert [merged.lost for merged in sent(supervisor.handle(TICK, 64.0))] == [(A1,)]
+
+
+@given(stopped_s=st.floats(0.0, 60.0), silent_s=st.floats(0.0, 0.5), back=st.floats(0.0, 1.0))
+def test_however_long_it_stood_still_runners_have_the_time_to_open_new_links(stopped_s, silent_s, back):
+    """A link is given up 2 s into the silence at the earliest; back-offs of reconnecting grow with it, to some seconds.
+    A runner that does not come back is lost all the same."""
+    supervisor = machine(up(), up(B1), report(A1, 1, free=4), report(B1, 1, free=4))
+    for at in (0.25, 0.5):
+        supervisor.handle(beat(), at)
+        supervisor.handle(beat(B1), at)
+    resumed = 0.5 + silent_s + stopped_s
+    assume(not 2.5 <= resumed <= 2.5 + CONFIG.late_s)  # as late as a busy loop may be: that is no standing still
+    lost = [one.lost for one in sent(supervisor.handle(TICK, resumed)) if one.lost]
+    returned = resumed + back * (0.1 if resumed < 2.5 else min(resumed - 2.5, CONFIG.return_s))
+    for event in (up(), report(A1, 2, free=4)):
+        lost += [one.lost for one in sent(supervisor.handle(event, returned)) if one.lost]
+    assert [book.spec.runner for book in supervisor.live()] == [A1, B1]
+    assert not lost
+    supervisor.check()
+    while (deadline := supervisor.next_deadline()) is not None and A1 in {b.spec.runner for b in supervisor.live()}:
+        lost += [one.lost for one in sent(supervisor.handle(TICK, deadline)) if one.lost]
+        assert deadline <= returned + CONFIG.lease_s + CONFIG.return_s + 0.5
+    assert {runner for runners in lost for runner in runners} == {A1, B1}
 
 
 class Cluster(RuleBasedStateMachine):

@@ -19,6 +19,7 @@ class Leases:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._expires: OrderedDict[str, tuple[float, RunnerId]] = OrderedDict()  # soonest first: all leases are equal
+        self._held_until = 0.0
         self._replaced: LruDict[str, deque[str]] = LruDict(MAX_UUIDS)
 
     def __len__(self) -> int:
@@ -41,8 +42,7 @@ class Leases:
         """Grant a lease to an incarnation that has not been replaced. Returns the one whose place it takes, if any."""
         assert not self.replaced(runner), f"{runner} was replaced by a newer incarnation"
         old = self.current(runner.uuid)
-        self._expires[runner.uuid] = (now + self._lease_s, runner)
-        self._expires.move_to_end(runner.uuid)
+        self._extend(runner, now)
         if old is None or old == runner:
             return None
         self._replaced.touch(old.uuid, lambda: deque(maxlen=REMEMBERED)).append(old.incarnation)
@@ -52,8 +52,7 @@ class Leases:
         """Renew a lease, as any message does. Returns False where that incarnation has no lease."""
         if not self.holds(runner):
             return False
-        self._expires[runner.uuid] = (now + self._lease_s, runner)
-        self._expires.move_to_end(runner.uuid)
+        self._extend(runner, now)
         return True
 
     def expire(self, now: float) -> list[RunnerId]:
@@ -64,16 +63,20 @@ class Leases:
             gone.append(runner)
         return gone
 
-    def extend_all(self, by_s: float, now: float) -> None:
-        """Extend all leases, none longer than one that is renewed now: their order stays."""
-        most = now + self._lease_s
-        self._expires = OrderedDict((uuid, (min(at + by_s, most), id_)) for uuid, (at, id_) in self._expires.items())
+    def hold_all(self, until: float) -> None:
+        """Let no lease run out before `until`, however short the time that it is renewed for: their order stays."""
+        self._held_until = max(self._held_until, until)
+        self._expires = OrderedDict((uuid, (max(at, until), id_)) for uuid, (at, id_) in self._expires.items())
 
     def next_deadline(self) -> float | None:
         """The time at which the next lease runs out unless renewed."""
         for expires, _ in self._expires.values():
             return expires
         return None
+
+    def _extend(self, runner: RunnerId, now: float) -> None:
+        self._expires[runner.uuid] = (max(now + self._lease_s, self._held_until), runner)
+        self._expires.move_to_end(runner.uuid)
 
     def check(self) -> None:
         """Check that deadlines are in order, and that nobody alive has been replaced."""

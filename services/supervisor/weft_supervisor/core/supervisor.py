@@ -48,6 +48,10 @@ class SupervisorConfig:
 
     # A runner silent this long is gone: it speaks four times as often, and its requests wait meanwhile.
     lease_s: float = 2.0
+    # A lease's end that is noticed this late: the supervisor stood still, and what was sent meanwhile is not read yet.
+    late_s: float = 0.1
+    # A runner that has given up its link meanwhile is back within this: 0.9 s at the longest, of 60 after 5 to 12 s.
+    return_s: float = 3.0
     # At most one merged report to the scheduler in this time: as fresh as a few steps of a runner.
     report_s: float = 0.05
     merge_s: float = 0.002  # urgent reports of several runners are merged for this long: each costs gRPC 90 us
@@ -146,10 +150,11 @@ class Supervisor:
     def handle(self, event: Received | Connected | Closed | Tick, now: float) -> list[Effect]:
         """Return everything that follows from `event` at `now` (seconds, monotonic)."""
         self._now, self._effects = now, []
-        # 1. A supervisor that stood still has received nothing: that is no evidence against the runners.
-        deadline, lease_s = self.leases.next_deadline(), self.config.lease_s
-        if deadline is not None and now - deadline > lease_s / 4:
-            self.leases.extend_all(now - deadline + lease_s / 2, now)
+        # 1. A supervisor that stood still has received nothing: that is no evidence against the runners. The longer it
+        # was, the more of them have given up their links, and have to come back.
+        deadline, config = self.leases.next_deadline(), self.config
+        if deadline is not None and now - deadline > config.late_s:
+            self.leases.hold_all(now + config.lease_s / 4 + min(now - deadline, config.return_s))
         # 2. The event.
         if isinstance(event, Tick):
             self._review_victims()
