@@ -64,8 +64,9 @@ def test_a_full_runner_of_its_class_is_waited_for_and_taken_as_soon_as_it_has_ro
 
 def test_a_runner_whose_supervisor_reconnects_is_waited_for(driver: Driver) -> None:
     running(driver).runner("a", numerics_class=A)
-    driver.supervisor(name="other")
     driver.close_supervisor()
+    driver.wait(driver.core.config.lapsed_s)
+    driver.supervisor(name="other")
     driver.runner("z", supervisor="other")
     assert not assigned(driver.failed("r", FailReason.RUNNER_ERROR, 5))
     assert assigned(driver.runner("a", supervisor="other")) == ["a"]

@@ -58,8 +58,9 @@ def test_our_own_term_seen_again_is_no_reason_to_raise_it(served: Driver) -> Non
     assert not of(served.supervisor(1) + served.runner("a", served.view("r"), free=98), PersistTerm)
 
 
-def test_nothing_is_placed_before_a_runners_first_full_report_on_this_stream(served: Driver) -> None:
+def test_nothing_is_placed_by_what_a_supervisor_reported_that_is_gone_for_long(served: Driver) -> None:
     served.close_supervisor()
+    served.wait(served.core.config.lapsed_s)
     assert not of(served.submit("r"), Assign)
     assert not of(served.supervisor(), Assign)
     assert [a.request_id for a in of(served.runner("a"), Assign)] == ["r"]

@@ -4,8 +4,9 @@ import pytest
 
 from harness.scheduler_driver import Driver, of, peers
 from weft.domain.request import Assign
+from weft.domain.routes import Routes
 from weft.domain.runner import OrderedRunner, Resync
-from weft_scheduler.core import RunnerLost, Stale
+from weft_scheduler.core import Contact, RunnerLost, Stale
 
 
 @pytest.fixture
@@ -40,14 +41,57 @@ def test_an_older_state_of_the_supervisor_before_does_not_take_the_runner_back(d
     assert driver.record("a").supervisor == "other"
 
 
-def test_a_supervisor_that_ends_takes_its_runners_out_until_another_reports_them(driver: Driver) -> None:
-    driver.runner("a")
-    driver.runner("b", supervisor="other")
+def test_a_runner_is_placed_on_by_what_its_supervisor_reported_until_another_reports_it(driver: Driver) -> None:
+    driver.runner("a", total_pages=4)
     driver.close_supervisor()
-    assert {assign.runner.uuid for assign in of(driver.submit("r"), Assign)} == {"b"}
-    driver.runner("a", supervisor="other")
-    assert driver.record("a").confirmed
-    assert driver.record("a").supervisor == "other"
+    (placed,) = of(driver.submit("r", prompt_tokens=40), Assign)
+    assert placed.runner.uuid == "a"
+    assert not of(driver.submit("waits", prompt_tokens=40), Assign)  # the last report less what is assigned since
+    driver.runner("a", driver.view("r", 24), free=0, supervisor="other")
+    assert (driver.record("a").contact, driver.record("a").supervisor) == (Contact.PRESENT, "other")
+    assert not of(driver.wait(60.0), RunnerLost)
+
+
+def test_a_runner_whose_supervisor_is_gone_and_that_no_other_reports_is_gone_too(driver: Driver) -> None:
+    driver.runner("a")
+    driver.close_supervisor()
+    assert not of(driver.wait(driver.core.config.absent_s - 0.1), RunnerLost)
+    assert [e.runner.uuid for e in of(driver.wait(0.2), RunnerLost)] == ["a"]
+
+
+def test_supervisors_that_come_and_go_without_a_report_do_not_keep_old_ones_true(driver: Driver) -> None:
+    driver.close_supervisor("other")
+    driver.runner("a")
+    driver.close_supervisor()
+    for _ in range(9):
+        driver.wait(driver.core.config.lapsed_s / 10)
+        driver.supervisor(name="other")
+        driver.close_supervisor("other")
+    assert of(driver.submit("r"), Assign)
+    driver.wait(driver.core.config.lapsed_s / 10)
+    assert driver.record("a").contact is Contact.NONE
+    assert not of(driver.submit("waits"), Assign)
+    driver.supervisor(name="other")  # from now on somebody could have reported it
+    assert not of(driver.wait(driver.core.config.absent_s - 0.1), RunnerLost)
+    assert [a.request_id for a in of(driver.runner("a", supervisor="other"), Assign)] == ["waits"]
+
+
+def test_what_a_runner_has_to_hold_is_sent_once_it_is_reported_again(driver: Driver) -> None:
+    driver.close_supervisor("other")
+    driver.runner("a")
+    driver.close_supervisor()
+    assert not peers(driver.registry("sha256:1", "sha256:2"), OrderedRunner)
+    assert not peers(driver.supervisor(), OrderedRunner)
+    assert peers(driver.runner("a"), OrderedRunner) == ["s"]
+
+
+def test_a_stream_that_breaks_and_comes_back_takes_no_runner_from_the_gateways(driver: Driver) -> None:
+    driver.runner("a")
+    ready = driver.pool().fleet.ready.count
+    routes = [*of(driver.close_supervisor(), Routes), *of(driver.supervisor(), Routes)]
+    assert not routes
+    assert not of(driver.runner("a"), Routes)
+    assert driver.pool().fleet.ready.count == ready == 1
 
 
 @pytest.mark.parametrize("follows", [True, False])

@@ -23,7 +23,7 @@ from weft_scheduler.core.effects import (
     Stale,
 )
 from weft_scheduler.core.model.request import NEXT_PHASES, Phase, Placement, Request, remaining_tokens
-from weft_scheduler.core.model.runner import RunnerAccount, StaleReport, UnackedAssign, pages_of
+from weft_scheduler.core.model.runner import Contact, RunnerAccount, StaleReport, UnackedAssign, pages_of
 from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution, PhaseBounds, PoolCapacity
 from weft_scheduler.core.policy.autoscaling.demand import (

@@ -11,13 +11,14 @@ from weft.domain.request import Priority
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.batch_preemption import batch_victims
 from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.model.runner import Contact, RunnerAccount
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
 from weft_scheduler.core.policy.placement.splitwise import KvDomain, domain_of
 from weft_scheduler.core.pool.fleet import new_placement
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
 from weft_scheduler.core.view import BatchView, PoolView
 
 # Violated, a request may run twice or nowhere: what this machine knows of requests cannot be trusted.
@@ -39,6 +40,7 @@ def check_all(state: State) -> None:
     check_queues(state)
     check_scheduled(state)
     check_batch_yields(state)
+    check_contact(state)
     check_accounts(state)
     check_pooled(state)
     check_roles(state)
@@ -159,6 +161,14 @@ def check_batch_yields(state: State) -> None:
             assert not victims, (pool.name, victims)
 
 
+def check_contact(state: State) -> None:
+    """Assert that who is reported now has a supervisor, and that what a gone one reported counts for a while only."""
+    for runner in state.runners.values():
+        assert runner.contact is not Contact.PRESENT or runner.supervisor in state.supervisors, runner.id
+        timer = Timer(TimerKind.RUNNER_LAPSED, runner.id.uuid)
+        assert (timer in state.timers) == (runner.contact is Contact.LAPSED), (runner.id, runner.contact)
+
+
 def check_accounts(state: State) -> None:
     """Assert that a runner's unacknowledged Assigns are of requests it owns, its busy slots those of its sequences."""
     for runner in state.runners.values():
@@ -271,7 +281,7 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     ], pool.name
     assert len(pool.fleet.draining) == sum(r.report.figures.draining for r in runners), pool.name
     for counted, shapes in (
-        (pool.fleet.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
+        (pool.fleet.confirmed_shapes, [r.shape for r in runners if r.contact]),
         (pool.fleet.accepting, [(r.role, r.shape) for r in runners if r.counted.contribution and not r.cordoned]),
         (pool.fleet.ready.shapes, [r.shape for r in runners if r.ready_version is not None]),
         (pool.fleet.ready.pages, [r.spec.total_pages for r in runners if r.ready_version is not None and r.spec]),

@@ -17,6 +17,9 @@ class SchedulerConfig:
     drain_s: float = 300.0
     # A runner that no supervisor reports is gone after this long: a supervisor that is started again reports sooner.
     absent_s: float = 10.0
+    # Without any supervisor a runner is placed on by its last report for this long. Its capacity is that report's less
+    # what was assigned since, so it only shrinks; one that is gone is found by the gateways, whose requests avoid it.
+    lapsed_s: float = 60.0
     # A request with tokens waits this long for a runner of their numerics class: its answer stays bit-equal there, and
     # after that a slightly other one is better than none.
     same_class_s: float = 5.0

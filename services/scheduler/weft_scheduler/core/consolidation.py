@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from weft_scheduler.core.effects import Consolidated
 from weft_scheduler.core.migration import migrate_with_kv
 from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.model.runner import Contact, RunnerAccount
 from weft_scheduler.core.policy.consolidation.consolidation import (
     MAX_CONSOLIDATIONS,
     ConsolidationRunner,
@@ -76,7 +76,7 @@ def _releases(pool: Pool) -> bool:
 
 def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
     spec, pinned = runner.spec, pool.adapters.pinned
-    if spec is None or not runner.confirmed or runner.report.figures.draining:
+    if spec is None or runner.contact is not Contact.PRESENT or runner.report.figures.draining:
         return None
     return ConsolidationRunner(
         uuid=runner.id.uuid,

@@ -39,7 +39,7 @@ def _row(runner: RunnerAccount, spec: RunnerSpec, most: int) -> FleetRunner:
         name=runner.name,
         pool=spec.pool,
         incarnation=spec.runner.incarnation,
-        ready=figures.ready and runner.confirmed,
+        ready=figures.ready and bool(runner.contact),
         draining=figures.draining,
         role=figures.role,
         sequences=len(runner.report.sequences),

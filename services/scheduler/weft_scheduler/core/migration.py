@@ -9,7 +9,7 @@ it is removed. One that ends without having been named before (SIGTERM) says so 
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.effects import KvMigration
 from weft_scheduler.core.model.request import Phase, Request
-from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.model.runner import Contact, RunnerAccount
 from weft_scheduler.core.policy.phases.kv_cost import transfer_is_cheaper
 from weft_scheduler.core.policy.placement.policy import PlacementRequest
 from weft_scheduler.core.policy.placement.splitwise import domain_of
@@ -72,8 +72,10 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
     placement, source = request.placement, state.runners.present(request.runner)
     if placement is None or placement.token is not None or request.phase is not Phase.RUNNING or source is None:
         return False
-    known = source.confirmed and source.report.includes(request.id, request.epoch) and in_kv >= request.tokens.prompt
-    if not known or not source.shape.kv_layout or request.history.kv_migrations >= MAX_KV_MIGRATIONS:
+    reported = source.contact is Contact.PRESENT and source.report.includes(request.id, request.epoch)
+    if not reported or in_kv < request.tokens.prompt:
+        return False
+    if not source.shape.kv_layout or request.history.kv_migrations >= MAX_KV_MIGRATIONS:
         return False
     emitted = request.tokens.emitted_with(in_kv)
     target = _target(state, pool, request, source, emitted)

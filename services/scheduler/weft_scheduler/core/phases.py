@@ -6,7 +6,7 @@ A role is a state of a runner: what runs there runs on, and no stream notices.
 from weft.domain.runner import OrderedRunner, RunnerOrder, RunnerRole
 from weft_scheduler.core.effects import RoleChanged
 from weft_scheduler.core.model.request import PROMPT_TOKENS
-from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.model.runner import Contact, RunnerAccount
 from weft_scheduler.core.policy.phases.roles import REPLANNED, REVIEW_S, PhaseRunner
 from weft_scheduler.core.policy.placement.splitwise import domain_of
 from weft_scheduler.core.pool.pool import Pool
@@ -59,7 +59,7 @@ def order_role(state: State, runner: RunnerAccount) -> None:
     """Send a runner the role that it should have, where it has another one, or was sent another one last."""
     if runner.report.figures.role is runner.sent.role:
         runner.send(runner.sent._replace(role=None))
-    if runner.confirmed and (runner.sent.role or runner.report.figures.role) is not runner.role:
+    if runner.contact is Contact.PRESENT and (runner.sent.role or runner.report.figures.role) is not runner.role:
         runner.send(runner.sent._replace(role=runner.role))
         state.send(state.supervisors[runner.supervisor], OrderedRunner(runner.id, RunnerOrder(role=runner.role)))
 

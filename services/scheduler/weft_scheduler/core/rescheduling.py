@@ -16,7 +16,7 @@ from weft_scheduler.core.effects import KvHandOff, Requeued, Stale
 from weft_scheduler.core.migration import migrate_with_kv
 from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
 from weft_scheduler.core.model.request import Phase, Request
-from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.model.runner import Contact, RunnerAccount
 from weft_scheduler.core.phases import on_kv_lost
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.pool.pool import Pool
@@ -62,7 +62,7 @@ def on_assign_timeout(state: State, timer: Timer) -> None:
     assert request.placement is not None
     runners = [(runner_id, state.runners.present(runner_id)) for runner_id in request.placement.runners]
     expired = request.phase is Phase.ASSIGNED
-    if expired and any(runner is not None and not runner.confirmed for _, runner in runners):
+    if expired and any(runner is not None and runner.contact is not Contact.PRESENT for _, runner in runners):
         state.timers.set(timer, state.now + state.config.assign_s)
         return
     if expired:
@@ -181,7 +181,7 @@ def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
     failed: Counter[RunnerShape] = Counter()
     for runner_id in request.history.load_failures:
         runner = state.runners.present(runner_id)
-        if runner is not None and runner.confirmed:
+        if runner is not None and runner.contact:
             failed[runner.shape] += 1
     shapes = pool.fleet.fitting_shapes(pool.adapters.rank(request.adapter), request.tokens.context)
     return all(failed[shape] >= pool.fleet.confirmed_shapes[shape] for shape in shapes)

@@ -1,7 +1,8 @@
 """The handlers of what supervisors send: which runners there are, what each holds, which sequence has to leave.
 
-Nothing is placed on a runner before its first full report on its supervisor's present stream. A runner that no
-supervisor reports for `absent_s`, while there is one to report it, is gone. A report costs what it carries.
+Nothing is placed on a runner before its first full report. A supervisor's stream may end for reasons that say nothing
+of its runners: they are placed on by their last report for `lapsed_s`, until a stream brings a full one. A runner that
+no supervisor reports for `absent_s`, while there is one to report it, is gone. A report costs what it carries.
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
 from weft_scheduler.core.epochs import advance_term
 from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.model.runner import RunnerAccount, SentOrders, StaleReport
+from weft_scheduler.core.model.runner import Contact, RunnerAccount, SentOrders, StaleReport
 from weft_scheduler.core.phases import order_role
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.request_lifecycle import account, acknowledge, overran
@@ -53,14 +54,15 @@ def on_connected(state: State, peer: Peer, hello: object) -> None:
 
 
 def on_closed(state: State, name: str) -> None:
-    """Place nothing new on a supervisor's runners until they are reported again; what runs there runs on."""
+    """Place on a supervisor's runners by what it has reported, for `lapsed_s`; what runs there runs on."""
     if name not in state.supervisors:
         return
     forwarded = next(iter(state.supervisors)) == name
     del state.supervisors[name]
     for runner in state.runners.values():
-        if runner.confirmed and runner.supervisor == name:
-            _unconfirm(state, runner)
+        if runner.contact is Contact.PRESENT and runner.supervisor == name:
+            runner.lose(Contact.LAPSED)
+            state.timers.set(Timer(TimerKind.RUNNER_LAPSED, runner.id.uuid), state.now + state.config.lapsed_s)
     if state.supervisors:
         _expect_runners(state)
         if forwarded:
@@ -93,7 +95,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
             return
     if spec is not None:
         runner.describe(spec)
-    took_over = not runner.confirmed or runner.supervisor != peer.name
+    took_over = runner.contact is not Contact.PRESENT or runner.supervisor != peer.name
     if runner.spec is None or (took_over and not report.full):
         state.send(peer, Resync(runner_id))
         return
@@ -105,7 +107,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
                 request.classes.assign(runner.spec.numerics_class)
             account(runner, request, state.pool(request.pool))
     before, interval_s, loaded = runner.report.figures, state.now - runner.report.taken_s, runner.accounts.is_loaded
-    measured = runner.report.version is not None and runner.confirmed
+    measured = runner.report.version is not None and runner.contact is Contact.PRESENT
     try:
         acknowledged, errors = runner.accounts.apply(report, state.now)
     except ReportGap:
@@ -116,7 +118,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         return
     pool = state.pool_of(runner)
     if took_over:
-        state.timers.clear(Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid))
+        _expect_no_longer(state, runner_id)
         if runner.confirm(peer.name) and pool.fleet.confirm(runner):  # from here on it can be placed on
             pool.waiting.recheck()
     if measured and loaded and runner.role is not RunnerRole.PROMPT and 0 < interval_s < MAX_INTERVAL_S:
@@ -149,10 +151,10 @@ def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
     runner = state.runners.present(runner_id)
     if runner is None:
         return
-    if runner.confirmed:
+    if runner.contact:
         _unconfirm(state, runner)
     stop_requests_of(state, runner)
-    state.timers.clear(Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid))
+    _expect_no_longer(state, runner_id)
     del state.runners[runner_id.uuid]
     if runner.spec is not None:
         pool = state.pool_of(runner)
@@ -163,10 +165,15 @@ def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
     state.emit(RunnerLost(runner_id, reason))
 
 
+def on_lapsed(state: State, timer: Timer) -> None:
+    """Place nothing more on a runner whose last report is too old."""
+    _unconfirm(state, state.runners[timer.name])
+
+
 def on_unreported(state: State, timer: Timer) -> None:
     """End a runner that no supervisor reports. While there is none, silence proves nothing."""
     runner = state.runners[timer.name]
-    if state.supervisors and not runner.confirmed:
+    if state.supervisors and runner.contact is not Contact.PRESENT:
         on_runner_lost(state, runner.id, "no supervisor reports it")
 
 
@@ -183,7 +190,7 @@ def push_desired(
     `change`: what has changed since `base_version`. `unknown`: digests on its disk that the registry does not have.
     """
     adapters = pool.adapters
-    if not (state.registry.known and adapters.version and runner.confirmed):
+    if not (state.registry.known and adapters.version and runner.contact is Contact.PRESENT):
         return
     if change is not None and base_version and runner.sent.desired_version == base_version:
         desired = change
@@ -199,7 +206,7 @@ def push_desired(
 def resync_all(state: State) -> None:
     """Ask for full reports, which list the digests on the runners' disks: the registry is known now."""
     for runner in state.runners.values():
-        if runner.confirmed:
+        if runner.contact is Contact.PRESENT:
             state.send(state.supervisors[runner.supervisor], Resync(runner.id))
 
 
@@ -221,7 +228,7 @@ def _new_incarnation(
 def _unconfirm(state: State, runner: RunnerAccount) -> None:
     """Place nothing on a runner any more; its accounts stay."""
     pool = state.pool_of(runner)
-    runner.unconfirm()
+    runner.lose(Contact.NONE)
     if pool.fleet.unconfirm(runner):
         pool.waiting.recheck()
     state.update_runner(runner)
@@ -236,7 +243,7 @@ def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
     ):
         runner.serve()
     known = figures.desired_version if figures.desired_version <= adapters.version else 0  # of another process
-    version = known if runner.confirmed and figures.ready and not figures.draining else None
+    version = known if runner.contact and figures.ready and not figures.draining else None
     before = runner.ready_version
     if version != before:
         count = pool.fleet.ready.count
@@ -276,9 +283,14 @@ def _unknown_digests(state: State, pool: Pool, report: RunnerReport) -> tuple[st
 
 def _expect_runners(state: State) -> None:
     for runner in state.runners.values():
-        if not runner.confirmed:
+        if runner.contact is not Contact.PRESENT:
             timer = Timer(TimerKind.RUNNER_UNREPORTED, runner.id.uuid)
             state.timers.set(timer, state.now + state.config.absent_s)
+
+
+def _expect_no_longer(state: State, runner_id: RunnerId) -> None:
+    for kind in (TimerKind.RUNNER_LAPSED, TimerKind.RUNNER_UNREPORTED):
+        state.timers.clear(Timer(kind, runner_id.uuid))
 
 
 def _forward_outcomes(state: State) -> None:

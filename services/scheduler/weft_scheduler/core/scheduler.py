@@ -75,6 +75,7 @@ TIMERS: Mapping[TimerKind, Callable[[State, Timer], None]] = {
     TimerKind.MIGRATION: controllers.on_due,
     TimerKind.RESUBMIT: requests.on_resubmit_timeout,
     TimerKind.ROLES: controllers.on_due,
+    TimerKind.RUNNER_LAPSED: runner_reports.on_lapsed,
     TimerKind.RUNNER_UNREPORTED: runner_reports.on_unreported,
     TimerKind.SCALE: controllers.on_pools_changed,
     TimerKind.SCALE_DOWN: controllers.on_scale_down,

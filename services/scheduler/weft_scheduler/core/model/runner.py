@@ -7,6 +7,7 @@ goes to the overrunner first. Each part writes its own fields.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 from weft.domain.adapter import AdapterState, Tier
@@ -360,6 +361,14 @@ class Counted(NamedTuple):
     accepting: RunnerRole | None = None  # it takes something new now or soon, in that role
 
 
+class Contact(IntEnum):
+    """What a runner's last report is worth. False: nothing is placed on the runner."""
+
+    NONE = 0  # there is no full one, or it is too old
+    LAPSED = 1  # the supervisor's stream has ended: what it has reported counts for `lapsed_s`
+    PRESENT = 2  # it follows a full one on the supervisor's present stream
+
+
 class SentOrders(NamedTuple):
     """Orders on their way to a runner."""
 
@@ -378,7 +387,7 @@ class RunnerAccount:
         self.report = LastReport()
         self.accounts = RunnerAccounts(self.report)
         self.supervisor = ""  # supervisor that reports it; "": none so far
-        self.confirmed = False  # fully reported on its supervisor's present stream
+        self.contact = Contact.NONE
         self.cordoned = False  # should go: takes nothing new
         self.serving = False  # has been able to serve once: what is pinned later does not hold it back
         self.role = RunnerRole.MIXED  # role that it is wanted in
@@ -397,14 +406,14 @@ class RunnerAccount:
     @property
     def placeable(self) -> bool:
         """True where anything new may be placed on the runner: not before its first full report, nor on a victim."""
-        return self.confirmed and self.serving and not self.cordoned and not self.report.figures.draining
+        return bool(self.contact) and self.serving and not self.cordoned and not self.report.figures.draining
 
     def standing(self, pinned: Sequence[str], *, split: bool) -> Standing:
         """Return all that `load` and `contributes` depend on: while it is equal they are, too. `split`: phases are."""
         if self.spec is None:
             return ()
         report, accounts = self.report, self.accounts
-        flags = (self.confirmed, self.serving, self.cordoned, report.figures.draining, report.version is None)
+        flags = (bool(self.contact), self.serving, self.cordoned, report.figures.draining, report.version is None)
         sequences = accounts.working_set, accounts.max_sequences, len(accounts.batch), accounts.batch_pages
         phases = self.role, self.alone, accounts.pending_prompt_tokens if split else 0
         return (accounts.free_tokens, sequences, accounts.busy_adapters(pinned), len(pinned), flags, phases)
@@ -436,7 +445,7 @@ class RunnerAccount:
         for_prompts, for_tokens = self.role is not RunnerRole.TOKEN, self.role is not RunnerRole.PROMPT
         tokens = accounts.good_sequences, total * page_tokens, reserved * page_tokens
         held = (*tokens, slots, busy) if for_tokens else NOTHING_HELD
-        pages = (total, reserved) if self.confirmed and self.serving else (0, 0)
+        pages = (total, reserved) if self.contact and self.serving else (0, 0)
         phases = for_prompts, for_tokens, spec.role is RunnerRole.PROMPT, spec.role is RunnerRole.TOKEN
         prefill, batch_tokens = int(spec.prefill_tokens_per_s) * for_prompts, accounts.batch_pages * page_tokens
         return Contribution(*held, *pages, prefill, *phases, batch_tokens * for_tokens)
@@ -474,13 +483,14 @@ class RunnerAccount:
     def confirm(self, supervisor: str) -> bool:
         """Take the runner's first full report on that supervisor's present stream. True where it was not confirmed."""
         assert self.spec is not None, self.id
-        confirmed, self.confirmed, self.supervisor, self.sent = self.confirmed, True, supervisor, SentOrders()
-        return not confirmed
+        before, self.contact = self.contact, Contact.PRESENT
+        self.supervisor, self.sent = supervisor, SentOrders()
+        return before is Contact.NONE
 
-    def unconfirm(self) -> None:
-        """Note that the supervisor's stream has ended."""
-        assert self.confirmed, self.id
-        self.confirmed = False
+    def lose(self, contact: Contact) -> None:
+        """Note that the supervisor's stream has ended, or that nothing is placed on the runner any more."""
+        assert contact < self.contact, self.id
+        self.contact = contact
 
     def cordon(self, cordoned: bool) -> bool:
         """Let the runner go, or not. True where that has changed."""
