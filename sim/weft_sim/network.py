@@ -2,8 +2,9 @@
 
 A stream connects two peers and is opened by one of them. Each direction has its own delay, never overtakes itself, and
 knows nothing of other streams: between streams every order is possible. Faults are those of TCP and of hosts: a stream
-breaks and loses what is on the way, and its two ends notice at different times; a partition holds everything back; a
-message comes twice (a sender that repeats itself); a direction is slow for a while.
+breaks and loses what is on the way, and its two ends notice at different times; who has opened one gives it up where
+the other end stands still; a partition holds everything back; a message comes twice (a sender that repeats itself); a
+direction is slow for a while.
 """
 
 import random
@@ -54,6 +55,9 @@ class Endpoint(Protocol):
 
     @property
     def peer(self) -> Peer: ...
+
+    @property
+    def still_until(self) -> float: ...
 
     def post(self, event: Connected | Received | Closed, size: int = 0) -> None: ...
 
@@ -139,6 +143,12 @@ class Network:
         for side in (0, 1):
             self.clock.after(notice_s[side], Rank.DELIVERY, self._noticed, stream, side, reason)
 
+    def give_up(self, stream: Stream) -> None:
+        """End a stream at the end that has opened it, which hears nothing; the other end is told, once it listens."""
+        if stream.alive[0]:
+            self.close(stream, 0, "keepalive timeout")
+            self._end(stream, 0, "keepalive timeout")
+
     def partition(self, hosts: tuple[str, str]) -> None:
         """Let nothing through between two hosts until `heal`; what is sent waits."""
         self._cut.add(frozenset(hosts))
@@ -200,6 +210,9 @@ class Network:
         if stream.broken:
             return
         client, server = stream.ends
+        if server.still_until > self.clock.now:  # its kernel takes connections; the handshake is the process's
+            self.clock.at(server.still_until, Rank.DELIVERY, self._accept, stream, side, data)
+            return
         try:
             hello = None if data is None else self._decode(client, server, data)
         except PeerError as error:

@@ -9,6 +9,7 @@ from weft_sim.hosts import Costs, Host, Lane
 from weft_sim.network import Network, Stream
 
 RECONNECT_S = 0.2  # between attempts of a link, as the shells' first back-off
+GIVEN_UP_S = 2.0  # who has opened a stream to a process that stands still gives it up (`weft/wire/channels.py`)
 INTERCEPTING = (Kind.SUPERVISOR, Kind.GATEWAY, Kind.RUNNER)  # whose shells take events that their machines never see
 PER_SEQUENCE = ("Step", "StepDone")  # what costs something for each sequence
 SPINS = 1000  # ticks of one machine at one time: more is a deadline that never passes
@@ -78,6 +79,7 @@ class Process:
         self._timer: float | None = None
         self._ticked = (0.0, 0)
         self._resumes: float | None = None
+        self._still_since = 0.0
         self._waiting: list[tuple[object, int]] = []  # while it is paused
 
     @property
@@ -87,6 +89,11 @@ class Process:
     @property
     def up(self) -> bool:
         return self.machine is not None
+
+    @property
+    def still_until(self) -> float:
+        """The time at which a process that stands still goes on; in the past: it runs."""
+        return self._resumes or 0.0
 
     @property
     def now(self) -> float:
@@ -122,8 +129,17 @@ class Process:
 
     def pause(self, seconds: float) -> None:
         """Stop by SIGSTOP, then SIGCONT: time goes on, nothing is handled."""
+        if self._resumes is None:
+            self._still_since = self.clock.now
+            self.clock.after(GIVEN_UP_S, Rank.FAULT, self._given_up, self.generation, self.clock.now)
         self._resumes = max(self._resumes or 0.0, self.clock.now + seconds)
         self.clock.at(self._resumes, Rank.FAULT, self._resume, self.generation)
+
+    def _given_up(self, generation: int, since: float) -> None:
+        if generation == self.generation and self._resumes is not None and self._still_since == since:
+            for stream, side in self.network.of(self):
+                if side == 1:
+                    self.network.give_up(stream)
 
     def _resume(self, generation: int) -> None:
         if generation != self.generation or self._resumes is None or self.clock.now < self._resumes:

@@ -76,6 +76,7 @@ def scenario(seed: int) -> Scenario:
             max_outcomes=chance.choice((4, 1000)),
             max_migrations=20,
             consolidation_s=random_of(seed, "consolidation").choice((0.05, 0.3)),
+            lapsed_s=random_of(seed, "lapsed").choice((0.5, 60.0)),
         ),
     )
     requests = tuple(_requests(chance, random_of(seed, "tenants"), deployment, lies))

@@ -5,7 +5,7 @@ import pytest
 from harness.toy_machines import Town
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
 from weft_sim.hosts import Costs
-from weft_sim.process import RECONNECT_S, LawBroken
+from weft_sim.process import GIVEN_UP_S, RECONNECT_S, LawBroken
 
 
 def test_a_stream_begins_with_the_hello_keeps_its_order_and_answers() -> None:
@@ -69,6 +69,21 @@ def test_a_crash_closes_the_streams_and_the_next_start_is_another_peer() -> None
     peers = [e.peer.name for _, who, e in town.log if who.startswith("left") and isinstance(e, Connected)]
     assert peers == ["right#1", "right#2"]
     assert not [e for _, who, e in town.log if who == "right#2" and isinstance(e, Closed)]
+
+
+def test_a_stream_to_a_process_that_stands_still_is_given_up_and_a_new_one_is_answered_afterwards() -> None:
+    town = Town()
+    town.start()
+    town.right.pause(GIVEN_UP_S + 1.0)
+    town.run(GIVEN_UP_S + 0.9)
+    assert town.kinds("left")[1:] == ["Closed"]
+    assert town.kinds("right")[1:] == []
+    town.run(0.2)
+    assert town.kinds("left")[1:] == ["Closed", "Connected"]
+    assert town.kinds("right")[1:] == ["Closed", "Tick", "Connected"]
+    town.send(town.left, 0)
+    town.run(0.1)
+    assert town.messages("right") == [0]
 
 
 def test_duplicates_arrive_in_order_and_a_pause_delays_without_loss() -> None:
