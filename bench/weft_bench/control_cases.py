@@ -41,9 +41,9 @@ from weft.domain.runner import (
     RunnerSpec,
     SequenceState,
 )
-from weft.wire.channels import CHANNEL_OPTIONS
 from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SCHEDULER_TO_SUPERVISOR, SUPERVISOR_TO_SCHEDULER
 from weft.wire.codec.scheduling import SCHEDULER_TO_GATEWAY, outcome_bytes
+from weft.wire.serving import SERVER_OPTIONS
 from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core import Gateway, GatewayConfig, Principal, RouteIndex
@@ -232,7 +232,7 @@ async def _grpc_us(message_bytes: int, messages: int) -> float:
         return b""
 
     handler = grpc.stream_unary_rpc_method_handler(receive)
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bench", {"Receive": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

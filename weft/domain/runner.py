@@ -34,6 +34,7 @@ from weft.domain.ids import Epoch, RunnerId, Term
 from weft.domain.request import Priority
 
 PACKED_SLOWDOWN = 1.1
+ANSWER_LEASES = 0.375
 KV_SHARE = 4  # one adapter, and all pinned ones together, leave one page in KV_SHARE to sequences
 
 
@@ -295,7 +296,7 @@ def _chars_of_adapter(adapter: AdapterState) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The supervisor's answer to a runner's hello."""
+    """The supervisor's answer to a runner's hello, and again to a message that comes `ANSWER_LEASES` after the last."""
 
     lease_ms: Annotated[int, Bound(1 << 31, 1)]  # a runner silent this long is gone
     report_ms: Annotated[int, Bound(1 << 31)]  # the least time between two reports

@@ -21,12 +21,12 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # bandwidth and widens them: on a busy machine an upload held 100 MB at a server.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
-    # A link that passes nothing any more is found within 17 s. The timeout is not below 12 s, because a scheduler whose
-    # supervisor stands still for 10 s goes on placing (with a timeout of 5 s requests waited 4 s). gRPC waits for the
-    # longer of the two timeouts, and the second is 60 s by default.
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 12_000),
-    ("grpc.http2.ping_timeout_ms", 12_000),
+    # Who has opened a link can open another: one that says nothing for a second is asked, and given up 2 s later. gRPC
+    # answers beside the interpreter, so that a long step is no silence. It waits for the longer of the two timeouts,
+    # and the second is 60 s by default.
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -38,16 +38,19 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # A peer that was scheduled anew has another address behind its name; gRPC would ask for it every 30 s only.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
-
-
-# Requests wait behind a scheduler that is gone, streams behind a runner: a link that says nothing for a second is asked
-# and given up 2 s later. gRPC answers beside the interpreter, so that a long step is no silence.
-FAST_KEEPALIVE: dict[str, Any] = {
-    "grpc.keepalive_time_ms": 1_000,
-    "grpc.keepalive_timeout_ms": 2_000,
-    "grpc.http2.ping_timeout_ms": 2_000,
+# Who serves can only wait for a peer to come back, and loses little by patience: a supervisor or a gateway that stands
+# still for 10 s goes on with what it had. A runner looks for another way to its supervisor by itself, and keeps the
+# one that it has until there is another (`weft_runner/shell/supervisor_link.py`).
+PATIENCE: dict[str, Any] = {
+    "grpc.keepalive_time_ms": 5_000,
+    "grpc.keepalive_timeout_ms": 12_000,
+    "grpc.http2.ping_timeout_ms": 12_000,
 }
-FAST_PEERS: tuple[Role, ...] = ("scheduler", "predictor", "runner")
+
+
+def options_to(peer: Role | None) -> list[tuple[str, Any]]:
+    """The options of a channel to a process of that role."""
+    return list((dict(CHANNEL_OPTIONS) | (PATIENCE if peer == "supervisor" else {})).items())
 
 
 def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
@@ -58,11 +61,6 @@ def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in known.items()),
     ]
-
-
-def options_to(peer: Role | None) -> list[tuple[str, Any]]:
-    """The options of a channel to a process of that role."""
-    return list((dict(CHANNEL_OPTIONS) | (FAST_KEEPALIVE if peer in FAST_PEERS else {})).items())
 
 
 def _at_each_call(kind: str) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -14,13 +14,13 @@ from weft.process import AddressInUse
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.auth_interceptor import RoleInterceptor
-from weft.wire.channels import CHANNEL_OPTIONS
+from weft.wire.channels import CHANNEL_OPTIONS, PATIENCE
 from weft.wire.tls import Tls, TlsFiles
 
 log = logging.getLogger(__name__)
 
-SERVER_OPTIONS = [
-    *CHANNEL_OPTIONS,
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *(dict(CHANNEL_OPTIONS) | PATIENCE).items(),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent share

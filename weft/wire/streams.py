@@ -105,6 +105,8 @@ class ClientStream(Generic[Out, In]):
         self._name, self._open, self._hello, self._on_message = name, open, hello, on_message
         self._on_up, self._on_down = on_up, on_down
         self._queue: SendQueue[Out] | None = None
+        self._call: Any = None
+        self._abandoned_for = ""
         self._closed = asyncio.Event()
         self._logged = set[str]()  # why it does not come up: each reason is logged once, a few at most
         self.up = False
@@ -117,6 +119,12 @@ class ClientStream(Generic[Out, In]):
         """End the present connection: on the next one both sides tell again what counts."""
         if self._queue is not None:
             self._queue.close()
+
+    def abandon(self, reason: str) -> None:
+        """End the present connection at this end alone, whatever the peer still says on it."""
+        if self._call is not None:
+            self._abandoned_for = reason
+            self._call.cancel()
 
     def close(self) -> None:
         """End the stream and `run()`."""
@@ -138,7 +146,7 @@ class ClientStream(Generic[Out, In]):
         """Run one connection from hello to its end. Returns whether the peer was there and said nothing wrong."""
         queue: SendQueue[Out] = SendQueue()
         call = self._open(_after(list(self._hello()), queue))
-        self._queue, reason, broken = queue, "closed by the peer", False
+        self._queue, self._call, reason, broken = queue, call, "closed by the peer", False
         try:
             if ACCEPTED[0] in dict(await call.initial_metadata() or ()):
                 self._mark_up()
@@ -149,8 +157,13 @@ class ClientStream(Generic[Out, In]):
         except (PeerError, DecodeError) as error:
             reason, broken = f"it broke the contract: {error}", True
             report_peer_error(self._name, _as_peer_error(error))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._abandoned_for or (task is not None and task.cancelling()):
+                raise
+            reason = self._abandoned_for
         finally:
-            self._queue = None
+            self._queue, self._call, self._abandoned_for = None, None, ""
             queue.close()
             call.cancel()
         was_up, self.up = self.up, False

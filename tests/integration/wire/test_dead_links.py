@@ -9,12 +9,10 @@ import grpc.aio
 import pytest
 
 from harness.waiting import soon
-from weft.wire.roles import Role
 from weft.wire.serving import SERVER_OPTIONS
-from weft.wire.streams import channel
+from weft.wire.streams import ClientStream, channel
 from weft_bench.links import Links
 
-PEERS: tuple[Role, ...] = ("supervisor", "runner")  # found after 17 s and 3 s on a machine that is not busy
 METHOD = "/test.Test/Session"
 
 
@@ -41,10 +39,9 @@ async def to_its_end(call: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("peer", PEERS)
-async def test_a_stream_whose_link_passes_nothing_any_more_ends_while_data_was_flowing(peer: Role) -> None:
+async def test_a_stream_whose_link_passes_nothing_any_more_ends_while_data_was_flowing() -> None:
     server, address = await served()
-    async with Links() as links, channel(await links.forward(address), peer=peer) as opened:
+    async with Links() as links, channel(await links.forward(address)) as opened:
         call: Any = opened.stream_stream(METHOD)()
         await call.write(b"tick")
         for _ in range(3):
@@ -53,4 +50,30 @@ async def test_a_stream_whose_link_passes_nothing_any_more_ends_while_data_was_f
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await soon(to_its_end(call))
         assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
+    await server.stop(None)
+
+
+async def test_a_link_whose_connection_leads_nowhere_is_opened_anew() -> None:
+    server, address = await served()
+    connections, heard_on = [0], asyncio.Queue[int]()
+
+    def hello() -> list[bytes]:
+        connections[0] += 1
+        return [b"tick"]
+
+    async def heard_on_a_connection_after(number: int) -> int:
+        while (found := await heard_on.get()) <= number:
+            pass
+        return found
+
+    async with Links() as links, channel(await links.forward(address)) as opened:
+        link: ClientStream[bytes, bytes] = ClientStream(
+            "test", opened.stream_stream(METHOD), hello=hello, on_message=lambda _: heard_on.put_nowait(connections[0])
+        )
+        running = asyncio.create_task(link.run())
+        first = await soon(heard_on_a_connection_after(0))
+        links.abandon(address)
+        await soon(heard_on_a_connection_after(first))
+        running.cancel()
+        await asyncio.wait([running])
     await server.stop(None)

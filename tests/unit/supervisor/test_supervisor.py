@@ -247,6 +247,14 @@ def test_a_runner_is_told_its_lease_when_it_connects():
     assert to(A1, machine().handle(up(), 0.0)) == [Registered(2000, 50)]
 
 
+def test_a_runner_is_told_now_and_then_that_it_is_heard():
+    supervisor = machine(up())
+    assert to(A1, supervisor.handle(beat(), 0.7)) == []
+    assert to(A1, supervisor.handle(beat(), 0.75)) == [Registered(2000, 50)]
+    assert to(A1, supervisor.handle(report(A1, 1, free=4), 0.8)) == []
+    assert to(A1, supervisor.handle(change(A1, 2, free=4), 1.5)) == [Registered(2000, 50)]
+
+
 def test_orders_pass_as_they_come_and_a_runner_that_reconnects_gets_them_merged():
     supervisor = machine(up())
     for one in (order(A1, 1, "x", "y"), order(A1, 2, "z", full=False, removed=("x",)), order(A1, 0, drain=True)):

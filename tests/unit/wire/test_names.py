@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from harness.waiting import PATIENCE_S, eventually
 from weft.wire.channels import CHANNEL_OPTIONS, fast_keepalive_socket_options, options_to
+from weft.wire.serving import SERVER_OPTIONS
 from weft.wire.streams import channel
 
 ADDRESS = struct.pack("!HH", 1, 1)  # type A, class IN
@@ -51,12 +52,19 @@ async def serve(host: str, port: int = 0) -> tuple[grpc.aio.Server, int]:
     return server, port
 
 
-@pytest.mark.parametrize("peer", ["scheduler", "predictor", "runner"])
-def test_a_link_behind_which_others_wait_is_found_dead_within_3_seconds(peer: Any) -> None:
-    links = dict(options_to(peer))
-    assert links["grpc.keepalive_time_ms"] + links["grpc.keepalive_timeout_ms"] == 3_000
+@pytest.mark.parametrize(
+    ("options", "found_ms"),
+    [
+        (options_to("scheduler"), 3_000),
+        (options_to("supervisor"), 17_000),  # a runner looks for another way before that
+        (SERVER_OPTIONS, 17_000),
+    ],
+)
+def test_a_link_is_found_dead_within_3_seconds_by_who_can_open_another(options: Any, found_ms: int) -> None:
+    links = dict(options)
+    assert links["grpc.keepalive_time_ms"] + links["grpc.keepalive_timeout_ms"] == found_ms
     assert links["grpc.http2.ping_timeout_ms"] == links["grpc.keepalive_timeout_ms"]
-    assert dict(options_to("supervisor")) == dict(CHANNEL_OPTIONS)
+    assert len(links) == len(options)  # said once each
 
 
 def test_a_socket_to_the_depot_is_found_dead_within_8_seconds() -> None:

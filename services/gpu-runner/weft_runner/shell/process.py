@@ -22,7 +22,6 @@ from weft.telemetry.tracing import Tracer
 from weft.wire.serving import heartbeat, serve, stop_on_signals
 from weft.wire.streams import channel
 from weft.wire.tls import Tls
-from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.model.checkpoint import Files
@@ -144,9 +143,8 @@ class RunnerApp:
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics, tracer)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)
-        self._channel = channel(settings.supervisor, tls, "supervisor")
-        stub = supervisor_pb2_grpc.SupervisorStub(self._channel)
-        self._link = SupervisorLink(built.engine, self._spec(built), stub.Runner, self.server.on_order)
+        supervisor = partial(channel, settings.supervisor, tls, "supervisor")
+        self._link = SupervisorLink(built.engine, self._spec(built), supervisor, self.server.on_order)
 
     def _exchange_kv(self, built: EngineBundle, metrics: RunnerMetrics) -> str:
         """With other runners, if it is to; the address where they send it. Raises AddressInUse."""
@@ -188,7 +186,6 @@ class RunnerApp:
         done, _ = await asyncio.wait([linking], timeout=REPORT_FLUSH_S)
         if not done:
             linking.cancel()
-        await self._channel.close(None)
         if not await asyncio.to_thread(self._thread.stop, ENGINE_STOP_S):
             log.warning("the engine did not end in time")
 

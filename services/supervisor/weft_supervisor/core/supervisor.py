@@ -19,6 +19,7 @@ from weft.domain.adapter import DesiredAdapter, DesiredChange
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, PersistTerm, Received, Send, Tick
 from weft.domain.runner import (
+    ANSWER_LEASES,
     ClusterReport,
     Heartbeat,
     OrderedRunner,
@@ -112,6 +113,7 @@ class LeasedRunner:
     peer: Peer
     book: RunnerBook | None = None
     desired: Desired = field(default_factory=Desired)
+    answered_at: float = 0.0
     resyncing: bool = False  # a full report was asked for: changes before it cannot be applied
     violation: str | None = None
 
@@ -224,8 +226,8 @@ class Supervisor:
             runner.book = RunnerBook(spec)
         runner.resyncing = False
         about = ("pool", spec.pool), ("total_pages", spec.total_pages)
-        lease_ms, report_ms = round(self.config.lease_s * 1000), round(self.config.report_s * 1000)
-        self._effects += [LogEvent("runner registered", id_, about), Send(peer, Registered(lease_ms, report_ms))]
+        self._effects.append(LogEvent("runner registered", id_, about))
+        self._answer(runner)
         if (order := runner.desired.full()) is not None:
             self._effects.append(Send(peer, order))
 
@@ -239,7 +241,17 @@ class Supervisor:
     def _renew(self, peer: Peer, _message: object) -> LeasedRunner | None:
         """Renew a runner's lease, whatever it says. Returns None for a late message of an incarnation that was lost."""
         runner = self._runners.get(peer.name)
-        return runner if runner and runner.book and self.leases.renew(runner.id, self._now) else None
+        if runner is None or runner.book is None or not self.leases.renew(runner.id, self._now):
+            return None
+        if self._now >= runner.answered_at + self.config.lease_s * ANSWER_LEASES:
+            self._answer(runner)
+        return runner
+
+    def _answer(self, runner: LeasedRunner) -> None:
+        """Tell a runner that it is heard: one that is told nothing looks for another way here."""
+        runner.answered_at = self._now
+        lease_ms, report_ms = round(self.config.lease_s * 1000), round(self.config.report_s * 1000)
+        self._effects.append(Send(runner.peer, Registered(lease_ms, report_ms)))
 
     def _on_report(self, peer: Peer, report: RunnerReport) -> None:
         runner = self._renew(peer, report)
