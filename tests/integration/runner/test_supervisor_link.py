@@ -171,7 +171,7 @@ async def test_a_supervisor_that_has_never_answered_is_one_of_an_older_version(m
 
 
 async def test_a_supervisor_that_is_late_is_no_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers on a new connection as late as on the old one."""
+    """A new connection is answered as late as the old one."""
     async with linked(monkeypatch) as stage:
         monkeypatch.setattr(supervisor_link, "ASK_S", 60.0)
         stage.supervisor.be_late()
