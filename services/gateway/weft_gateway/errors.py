@@ -150,6 +150,13 @@ class UnsupportedMediaType(ApiError):
     status, kind, code = 415, INVALID, "unsupported_media_type"
 
 
+class ClientGone(BadRequest):
+    """Nobody waits for the answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__("The client went away.", code="client_gone", status=499)
+
+
 class Overloaded(ApiError):
     """A bound of this system is reached; retry later."""
 

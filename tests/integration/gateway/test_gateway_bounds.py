@@ -5,6 +5,7 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core import HOLD_S
-from weft_gateway.shell import bounded_http
+from weft_gateway.shell import Turnstile, bounded_http
 
 from .conftest import ANSWER, HELLO, PATIENCE_S, TEMPLATE, World, key_route, serving, soon, until
 from .test_gateway_refusals import CHAT, TEXT, refused, with_keys
@@ -28,16 +29,16 @@ PROMPT = "word <s " * 100_000  # 0.8 MB
 
 async def turn_beside_threads(monkeypatch: pytest.MonkeyPatch, turns: list[int]) -> None:
     """Turns the loop and counts, for each piece of work in a thread, the turns beside it."""
-    in_thread, turned = asyncio.to_thread, 0
+    in_thread, turned = Turnstile.in_thread, 0
 
-    async def counted(work: Any, *args: Any) -> Any:
+    async def counted(self: Turnstile, tenant: str, work: Callable[[], Any], is_gone: Any = None) -> Any:
         began = turned
         try:
-            return await in_thread(work, *args)
+            return await in_thread(self, tenant, work, is_gone)
         finally:
             turns.append(turned - began)
 
-    monkeypatch.setattr("weft_gateway.openai.prepare.asyncio.to_thread", counted)
+    monkeypatch.setattr(Turnstile, "in_thread", counted)
     while True:
         await asyncio.sleep(0)
         turned += 1
@@ -52,11 +53,12 @@ def wide_context(world: World) -> None:
 LARGE: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", TEXT | {"prompt": PROMPT}),
     ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": PROMPT}]}),
+    ("/v1/messages/count_tokens", {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}]}),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "body"), LARGE, ids=["text", "chat"])
+@pytest.mark.parametrize(("path", "body"), LARGE, ids=["text", "chat", "count"])
 async def test_the_loop_goes_on_beside_a_large_request(
     parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
@@ -66,7 +68,10 @@ async def test_the_loop_goes_on_beside_a_large_request(
         turning = asyncio.create_task(turn_beside_threads(monkeypatch, turns))
         response = await http.post(f"{world.url}{path}", json=body)
         turning.cancel()
-        refused(response, 400, LENGTH, "prompt" if "prompt" in body else "messages")
+        if path.endswith("count_tokens"):
+            assert response.json()["input_tokens"] > len(PROMPT) / 2
+        else:
+            refused(response, 400, LENGTH, "prompt" if "prompt" in body else "messages")
         assert len(turns) == 2, "parsed and encoded in threads"
         assert turns[1] >= MIN_TURNS
 

@@ -30,7 +30,7 @@ from weft_gateway.forms import (
     structured_output,
     with_tools,
 )
-from weft_gateway.shell import ModelTokenizer
+from weft_gateway.shell import ModelTokenizer, Turnstile
 
 from .test_answer_reader import bytes_tokenizer
 
@@ -390,23 +390,23 @@ def test_a_form_holds_for_what_follows_the_reasoning(
 async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker's bound is of processor time; a starved machine may take more than 20 s to start its process."""
     monkeypatch.setattr(grammar_checker, "WAIT_S", PATIENCE_S)
-    checker = grammar_checker.GrammarChecker()
+    checker = grammar_checker.GrammarChecker(Turnstile(1, 64))
     both = [
         {"anyOf": [{"type": "string", "pattern": f"a{i}"}, {"type": "number", "multipleOf": i + 1}]} for i in range(200)
     ]
     try:
-        assert accepts(await checker.grammar(form_of(structured_outputs={"choice": ["a", "b"]})), "b")
+        assert accepts(await checker.grammar("acme", form_of(structured_outputs={"choice": ["a", "b"]})), "b")
         hostile = form_of(structured_outputs={"json": {"allOf": both}})
         with pytest.raises(ParameterError, match=r"structured_outputs\.json: it takes (more than 1 s|too much memory)"):
-            await checker.grammar(hostile)
+            await checker.grammar("acme", hostile)
         with pytest.raises(ParameterError, match="tools: it cannot be compiled: KeyError"):
-            await checker.grammar(StructuredOutput("tools", "tools", "{}"))  # not called the form's size
+            await checker.grammar("acme", StructuredOutput("tools", "tools", "{}"))  # not called the form's size
         with pytest.raises(ParameterError, match=r"structured_outputs\.regex.*look-ahead") as refused:
-            await checker.grammar(form_of(structured_outputs={"regex": "a(?=b)"}))
+            await checker.grammar("acme", form_of(structured_outputs={"regex": "a(?=b)"}))
         assert refused.value.param == "structured_outputs.regex"
         checker._process.kill()
         await checker._process.wait()
-        other = await checker.grammar(form_of(structured_outputs={"choice": ["c"]}))
+        other = await checker.grammar("acme", form_of(structured_outputs={"choice": ["c"]}))
         assert accepts(other, "c"), "a process that has ended is started again"
     finally:
         await checker.close()

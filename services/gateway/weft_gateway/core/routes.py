@@ -34,7 +34,7 @@ class UnknownVersion(Exception):
 class Principal:
     """The caller: a namespace, and the public prefix of the key.
 
-    `namespace` None sees everything: keys are off, or the key is the platform's.
+    `namespace` None sees everything: keys are off, or the key is the platform's. `tenant` is "" then, else the same.
     """
 
     namespace: str | None
@@ -42,6 +42,10 @@ class Principal:
     scope: KeyScope = KeyScope.INFERENCE
     models: tuple[str, ...] = ()  # names, or patterns with * and ?; none: every model of the namespace
     limits: tuple[LimitRule, ...] = ()
+    tenant: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tenant", self.namespace or "")
 
     def may_use(self, model: str) -> bool:
         """Whether the key's models have this name among them."""

@@ -5,15 +5,16 @@ import contextlib
 import json
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process, create_subprocess_exec
+from typing import Protocol
 
 from weft.domain.lru import LruDict
-from weft_gateway.errors import Overloaded, ParameterError, ServiceUnavailable
+from weft_gateway.errors import ParameterError, ServiceUnavailable
 from weft_gateway.forms.grammar_worker import CPU_S, TOO_LARGE
 from weft_gateway.forms.structured_outputs import StructuredOutput
 
 WAIT_S = 20.0  # for one grammar, or for the process to start, on a machine that is busy
-MAX_WAITING = 64
 MAX_KNOWN = 256
 _LINE = 1 << 20
 _PROBE = StructuredOutput("", "regex", "a")
@@ -23,30 +24,38 @@ _ENDINGS: dict[int | None, str] = {  # of the process, where it gave no answer
 }
 
 
+class Turnstile(Protocol):
+    """Lets one tenant after the other have the process. `enter` raises Overloaded where too many wait."""
+
+    async def enter(self, tenant: str) -> None: ...
+    def leave(self, tenant: str, cost_s: float) -> None: ...
+
+
 class GrammarChecker:
     """Owned by the event loop. The process starts with the first grammar, and again after one that ended it."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turnstile) -> None:
         self._process: Process | None = None
-        self._one = asyncio.Lock()
-        self._waiting = 0
+        self._turns = turns
         self._known: LruDict[StructuredOutput, tuple[str, str]] = LruDict(MAX_KNOWN)
 
-    async def grammar(self, output: StructuredOutput) -> str:
+    async def grammar(self, tenant: str, output: StructuredOutput) -> str:
         """Have a grammar built. Raises ParameterError where none compiles, Overloaded, ServiceUnavailable."""
         if (known := self._known.get(output)) is None:
-            if self._waiting >= MAX_WAITING:
-                raise Overloaded(f"{MAX_WAITING} requests wait for their grammars to be checked.", retry_after_ms=1000)
-            self._waiting += 1
-            try:
-                async with self._one:
-                    known = await self._ask(output)
-            finally:
-                self._waiting -= 1
+            known = await self._at_its_turn(tenant, output)
         self._known[output] = grammar, fault = known
         if fault:
             raise ParameterError(f"{output.param}: {fault}.", param=output.param)
         return grammar
+
+    async def _at_its_turn(self, tenant: str, output: StructuredOutput) -> tuple[str, str]:
+        """Wait behind the tenant's own and among others'. Raises ParameterError, Overloaded, ServiceUnavailable."""
+        await self._turns.enter(tenant)
+        began = time.monotonic()
+        try:
+            return self._known.get(output) or await self._ask(output)  # another one may have asked meanwhile
+        finally:
+            self._turns.leave(tenant, time.monotonic() - began)
 
     async def _ask(self, output: StructuredOutput) -> tuple[str, str]:
         """Ask the process, which may have to be started. Raises ParameterError, ServiceUnavailable."""

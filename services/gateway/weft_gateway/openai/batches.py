@@ -1,5 +1,6 @@
 """`/v1/batches`: many requests of a file, answered within a day in room that others leave."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -70,7 +71,8 @@ async def create_batch(state: AppState, request: Request) -> Response:
     """Start a batch: every line of its file is answered once."""
     namespace = await tenant_of(state, request)
     check_quota([rule for rule in principal_of(state, request, Action.WRITE).limits if not rule.model])
-    given = parse(BatchRequest, await json_body(request, state.settings.max_body_bytes))
+    body = await json_body(state, request, namespace)
+    given = await state.turns.parse(namespace, partial(parse, BatchRequest), body)
     new = NewBatch(namespace, given.input_file_id, given.endpoint, given.completion_window, given.metadata)
     return json_response(_batch(await state.batch.create(new)))
 

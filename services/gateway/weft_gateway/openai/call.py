@@ -51,6 +51,7 @@ class Call:
     model: str | None = None  # once it is found
     named_model: str | None = None  # the model that a refused request names, for the log
     trace: RequestTrace | None = None  # of a request that is sampled
+    is_gone: Callable[[], Awaitable[bool]] | None = None  # whether its client is
     params: Common = field(init=False)
     route: Route = field(init=False)
     pool: PoolRoute = field(init=False)

@@ -5,6 +5,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -12,13 +13,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from weft_gateway.core.routes import Principal
-from weft_gateway.errors import BadRequest, BodyTimeout, ParameterError, TooLarge, UnsupportedMediaType, from_failure
+from weft_gateway.errors import (
+    BadRequest,
+    BodyTimeout,
+    ClientGone,
+    ParameterError,
+    TooLarge,
+    UnsupportedMediaType,
+    from_failure,
+)
 from weft_gateway.openai.call import JSON, Call, ModelEndpoint, T
 from weft_gateway.openai.prepare import submit
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action, authenticate, check_scope
 from weft_gateway.shell.request_ids import Ids
+from weft_gateway.shell.turnstile import THREAD_BYTES
 
 BODY_SECONDS = 30.0  # for a client to send its body
 MAX_ID_CHARS = 256
@@ -33,12 +43,12 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
     try:
         await state.manager.arrive(ids.request_id)
         call = Call(ids, principal_of(state, request, Action.INFER), time.time_ns() // 1_000_000)
-        request.state.call = call
+        request.state.call, call.is_gone = call, request.is_disconnected
         if state.tracer and (span := state.tracer.begin(request.headers, call.arrived_unix_ms)):
             call.trace = RequestTrace(span, endpoint.operation)
         if failure := state.machine.admission.refusal(state.manager.clock()):
             raise from_failure(failure)
-        return await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
+        return await submit(state, endpoint, call, await json_body(state, request, call.principal.tenant))
     except BaseException as error:
         state.manager.client_gone(ids.request_id)
         if call and call.trace:
@@ -75,7 +85,7 @@ def principal_of(state: AppState, request: Request, action: Action) -> Principal
 async def tenant_of(state: AppState, request: Request) -> str:
     """Return the namespace of who reads or changes files and batches; "" where keys are off. Raises ApiError."""
     action = Action.READ if request.method in ("GET", "HEAD") else Action.WRITE
-    return (await caller_of(state, request, action)).namespace or ""
+    return (await caller_of(state, request, action)).tenant
 
 
 def no_foreign_page(request: Request) -> None:
@@ -96,8 +106,8 @@ def json_response(value: dict[str, Any]) -> Response:
     return Response(orjson.dumps(value), media_type=JSON)
 
 
-async def json_body(request: Request, limit: int) -> bytes:
-    """The whole body within bounds of size and time, gzip unpacked.
+async def json_body(state: AppState, request: Request, tenant: str) -> bytes:
+    """The whole body within bounds of size and time, gzip unpacked at the tenant's turn.
 
     Raises UnsupportedMediaType, TooLarge, BodyTimeout, BadRequest.
     """
@@ -105,8 +115,9 @@ async def json_body(request: Request, limit: int) -> bytes:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "gzip", ""):
         raise UnsupportedMediaType(f"The body is encoded as {coding[:64]!r}; gzip is taken, or no encoding.")
-    body = await _body(request, limit)
-    return await asyncio.to_thread(_unpacked, body, limit) if coding == "gzip" else body
+    limit = state.settings.max_body_bytes
+    body = await _body(state, request, tenant)
+    return await state.turns.encode(tenant, partial(_unpacked, body, limit)) if coding == "gzip" else body
 
 
 def _unpacked(body: bytes, limit: int) -> bytes:
@@ -132,15 +143,22 @@ def _check_json(request: Request) -> None:
         )
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The whole body within bounds of size and time. Raises TooLarge, BodyTimeout, BadRequest."""
+async def _body(state: AppState, request: Request, tenant: str) -> bytes:
+    """The whole body within bounds of size and time, one that is long in pieces at the tenant's turns.
+
+    Raises TooLarge, BodyTimeout, BadRequest.
+    """
+    limit = state.settings.max_body_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise TooLarge(f"The body is larger than {limit} bytes.")
     body = bytearray()
     async with receiving(BODY_SECONDS, f"The body did not arrive within {BODY_SECONDS:g} s."):
         async for chunk in request.stream():
-            body += chunk
+            if len(chunk) > THREAD_BYTES:  # of who does not take it no more is read
+                await state.turns.take(tenant, partial(body.extend, chunk))
+            else:
+                body += chunk
             if len(body) > limit:
                 raise TooLarge(f"The body is larger than {limit} bytes.")
     return bytes(body)
@@ -148,14 +166,14 @@ async def _body(request: Request, limit: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def receiving(seconds: float, late: str) -> AsyncGenerator[None]:
-    """Bound the time for a client to send. Raises BodyTimeout, and BadRequest where it goes away."""
+    """Bound the time for a client to send. Raises BodyTimeout, and ClientGone where it goes away."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
         raise BodyTimeout(late) from error
     except ClientDisconnect as error:
-        raise BadRequest("The client went away.", code="client_gone", status=499) from error
+        raise ClientGone from error
 
 
 class Query:

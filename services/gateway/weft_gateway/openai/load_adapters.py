@@ -66,7 +66,7 @@ class UnloadRequest(Strict):
 async def load_lora_adapter(state: AppState, request: Request) -> Response:
     """Publish an adapter, and answer once requests are served by it."""
     objects = await _objects(state, request)
-    asked = checked(LoadRequest, object_of(await json_body(request, state.settings.max_body_bytes)))
+    asked = checked(LoadRequest, object_of(await json_body(state, request, "")))
     with _controller_errors():
         async with state.loading(asked.lora_name):
             await _load(state, objects, asked)
@@ -76,7 +76,7 @@ async def load_lora_adapter(state: AppState, request: Request) -> Response:
 async def unload_lora_adapter(state: AppState, request: Request) -> Response:
     """Delete an adapter, and answer once no request finds it."""
     objects = await _objects(state, request)
-    name = checked(UnloadRequest, object_of(await json_body(request, state.settings.max_body_bytes))).lora_name
+    name = checked(UnloadRequest, object_of(await json_body(state, request, ""))).lora_name
     with _controller_errors():
         async with state.loading(name):
             obj = _called(await objects.list("loraadapters"), name)

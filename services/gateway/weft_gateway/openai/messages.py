@@ -6,6 +6,7 @@ as events by name.
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import orjson
@@ -22,7 +23,7 @@ from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
 from weft_gateway.openai.http_requests import caller_of, json_body, json_response
 from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Common, Strict, checked, naming, object_of
-from weft_gateway.openai.tokenize import chat_length, in_thread, tokenizer_of
+from weft_gateway.openai.tokenize import chat_length, tokenizer_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.tolerance import check_names
@@ -300,7 +301,9 @@ MESSAGES = MessagesEndpoint()
 async def count_tokens(state: AppState, request: Request) -> Response:
     """Count the tokens of a chat in Anthropic's form."""
     caller = await caller_of(state, request, Action.INFER)
-    body = await json_body(request, state.settings.max_body_bytes)
-    params = await in_thread(lambda body: _chat(checked(CountRequest, object_of(body))), body)
+    body = await json_body(state, request, caller.tenant)
+    params = await state.turns.parse(caller.tenant, lambda body: _chat(checked(CountRequest, object_of(body))), body)
     pool, tokenizer = await tokenizer_of(state, caller, params.model)
-    return json_response({"input_tokens": chat_length(params, pool, tokenizer)})
+    count = partial(chat_length, params, pool, tokenizer)
+    tokens = await state.turns.encode(caller.tenant, count, request.is_disconnected)
+    return json_response({"input_tokens": tokens})

@@ -3,7 +3,6 @@
 What can be refused before it is submitted is refused here.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,19 +30,20 @@ from weft_gateway.shell.tokenizer import (
     TokenizerPanic,
     TooLong,
 )
+from weft_gateway.shell.turnstile import THREAD_BYTES
 
-THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
 MAX_ASKED_CHARS = 256  # of a model that a refused request names
 UNASKED_TOKENS = 1024  # that an answer is charged with whose length nobody asked for
 
 
 async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> Answer:
     """Check a request that counts already, whole, and hand it to the scheduler, in eight steps. Raises ApiError."""
-    # 1. JSON to a typed request.
+    tenant = call.principal.tenant
+    # 1. JSON to a typed request, at its tenant's turn.
     if len(body) > state.settings.max_body_bytes:
         raise TooLarge(f"The body is larger than {state.settings.max_body_bytes} bytes.")
     try:
-        params = await asyncio.to_thread(endpoint.parse, body) if len(body) > THREAD_BYTES else endpoint.parse(body)
+        params = await state.turns.parse(tenant, endpoint.parse, body)
         # 2. The model that it names, for this caller; of an adapter with a canary the content that answers.
         route, pool = state.model(params.model, call.principal)
     except ApiError:
@@ -71,9 +71,9 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         # 5. The limits, as far as they do not count tokens: a prompt that is refused need not be tokenised.
         if limits := state.manager.limits if call.principal.limits else None:
             limits.check_requests(call.principal, route.model_name, answers)
-        # 6. Each prompt rendered and tokenised, in a thread.
+        # 6. Each prompt rendered and tokenised, in a thread, at its tenant's turn.
         call.prompts = endpoint.prompts(params, call)
-        encoded = await _encoded(call)
+        encoded = await _encoded(state, call)
         # 7. One request for each prompt: its length, how it is sampled, the form of its answers.
         form = select_form(params, call.tokenizer.forms, pool.tool_call_parser)
         sampling = params.sampling(call.tokenizer, route.eos_token_ids)
@@ -81,7 +81,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         for index, (prompt, tokens) in enumerate(zip(call.prompts, encoded, strict=True)):
             kept = params.truncated(tokens, pool.max_context_tokens)
             prompt.tokens, prompt.form = tuple(kept), form.after(kept, call.tokenizer.spelled)
-            grammar = await state.grammars.grammar(prompt.form.output) if prompt.form.output else ""
+            grammar = await state.grammars.grammar(tenant, prompt.form.output) if prompt.form.output else ""
             prepared.append(_request(call, index, prompt, replace(sampling, grammar=grammar) if grammar else sampling))
         _check_logprobs(prepared)
         # 8. The limits charged with what the call may use, and the one event that submits it.
@@ -191,7 +191,7 @@ def select_form(params: Common, template: TemplateForms, parser: str) -> AnswerF
     )
 
 
-async def _encoded(call: Call) -> list[list[int]]:
+async def _encoded(state: AppState, call: Call) -> list[list[int]]:
     """Encode in a thread: the tokenizer releases the interpreter and the template is foreign code. Raises ApiError."""
     params, context_tokens = call.params, call.pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS
     encoded: list[list[int]] = []
@@ -200,7 +200,7 @@ async def _encoded(call: Call) -> list[list[int]]:
         encoded.extend(prompt.encode(call.tokenizer, context_tokens) for prompt in call.prompts)
 
     try:
-        await asyncio.to_thread(encode)
+        await state.turns.encode(call.principal.tenant, encode, call.is_gone)
     except TooLong as error:
         where = params.prompt_at(len(encoded))
         text = f"{error}{params.of_several(where)}." + (

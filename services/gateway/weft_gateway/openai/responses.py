@@ -4,10 +4,10 @@ A request becomes one of chats (`ResponsesChat`), so everything behind it is the
 brings its whole conversation, or names the response that it continues: the batch service keeps responses for a time.
 """
 
-import asyncio
 import logging
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import orjson
@@ -33,7 +33,7 @@ from weft_gateway.openai.http_requests import (
 )
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
 from weft_gateway.openai.schema import MAX_CALLER_ID, MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
-from weft_gateway.openai.tokenize import chat_length, in_thread, tokenizer_of
+from weft_gateway.openai.tokenize import chat_length, tokenizer_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 
@@ -230,7 +230,7 @@ def _response_format(form: Any) -> Any:
 
 async def _continued(state: AppState, caller: Principal, request: ResponsesChat) -> ResponsesChat:
     """Add the responses that it names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
-    params, namespace, earlier = request.asked, caller.namespace or "", list[Any]()
+    params, namespace, earlier = request.asked, caller.tenant, list[Any]()
     if params.previous_response_id:
         for body in await state.batch.conversation(namespace, params.previous_response_id):
             kept = orjson.loads(body)
@@ -268,7 +268,7 @@ async def _keep(state: AppState, call: Call, encoder: ResponsesEncoder, usage: d
     response, previous = encoder.response(usage), request.asked.previous_response_id or ""
     body = orjson.dumps({"input": request.own_items, "response": response})
     try:
-        await state.batch.keep_response(KeptResponse(call.principal.namespace or "", response["id"], previous, body))
+        await state.batch.keep_response(KeptResponse(call.principal.tenant, response["id"], previous, body))
     except ApiError as error:  # the answer is there all the same, and says that it cannot be continued
         log.warning("response not kept", extra=kv(response_id=response["id"], error=error))
         encoder.not_kept()
@@ -348,8 +348,9 @@ async def cancel_response(state: AppState, request: Request) -> Response:
 async def count_input_tokens(state: AppState, request: Request) -> Response:
     """Count the tokens of a conversation, as a response to it would."""
     caller = await caller_of(state, request, Action.INFER)
-    chat = await in_thread(RESPONSES.parse, await json_body(request, state.settings.max_body_bytes))
+    chat = await state.turns.parse(caller.tenant, RESPONSES.parse, await json_body(state, request, caller.tenant))
     chat = await _continued(state, caller, chat)
     pool, tokenizer = await tokenizer_of(state, caller, chat.model)
-    tokens = await asyncio.to_thread(chat_length, chat, pool, tokenizer)
+    count = partial(chat_length, chat, pool, tokenizer)
+    tokens = await state.turns.encode(caller.tenant, count, request.is_disconnected)
     return json_response({"object": "response.input_tokens", "input_tokens": tokens})

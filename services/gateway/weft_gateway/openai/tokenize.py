@@ -1,7 +1,5 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`: a model's tokenizer for its clients, as vLLM serves them."""
 
-import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,7 +14,7 @@ from weft_gateway.openai import prepare
 from weft_gateway.openai.chat import chat_of
 from weft_gateway.openai.fields import TokenIds
 from weft_gateway.openai.http_requests import caller_of, json_body, json_response
-from weft_gateway.openai.schema import ChatPrompt, Strict, T, checked, naming, object_of, parse
+from weft_gateway.openai.schema import ChatPrompt, Strict, checked, naming, object_of, parse
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable
@@ -51,21 +49,28 @@ class DetokenizeRequest(Strict):
 async def tokenize(state: AppState, request: Request) -> Response:
     """Answer with the tokens of a text or of a chat."""
     caller = await caller_of(state, request, Action.INFER)
-    params = await in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
+    body = await json_body(state, request, caller.tenant)
+    params = await state.turns.parse(caller.tenant, _tokenize_request, body)
     pool, tokenizer = await tokenizer_of(state, caller, params.model)
     try:
-        tokens = await asyncio.to_thread(_tokens, params, pool, tokenizer)
+        work = partial(_tokenized, params, pool, tokenizer)
+        return await state.turns.encode(caller.tenant, work, request.is_disconnected)
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.", code=error.code) from error
-    found: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
-    found["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if params.return_token_strs else None
-    return json_response(found)
 
 
 def _tokenize_request(body: bytes) -> TokenizeRequest | TokenizeChatRequest:
     """Raises BadRequest, ParameterError."""
     value = object_of(body)
     return checked(TokenizeChatRequest if "messages" in value else TokenizeRequest, value)
+
+
+def _tokenized(params: TokenizeRequest | TokenizeChatRequest, pool: PoolRoute, tokenizer: ModelTokenizer) -> Response:
+    """Return the whole answer: a million tokens are written, too. Raises NotEncodable."""
+    tokens = _tokens(params, pool, tokenizer)
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
+    found["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if params.return_token_strs else None
+    return json_response(found)
 
 
 def _tokens(params: TokenizeRequest | ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) -> list[int]:
@@ -91,13 +96,14 @@ def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
 async def detokenize(state: AppState, request: Request) -> Response:
     """Answer with the text of tokens; special ones have none."""
     caller = await caller_of(state, request, Action.INFER)
-    body = await json_body(request, state.settings.max_body_bytes)
-    params = await in_thread(partial(parse, DetokenizeRequest), body)
+    body = await json_body(state, request, caller.tenant)
+    params = await state.turns.parse(caller.tenant, partial(parse, DetokenizeRequest), body)
     _, tokenizer = await tokenizer_of(state, caller, params.model, for_chats=False)
     if (beyond := max(params.tokens, default=0)) >= tokenizer.vocab_size:
         text = f"tokens: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="tokens")
-    return json_response({"prompt": tokenizer.decode(params.tokens)})
+    text = await state.turns.encode(caller.tenant, partial(tokenizer.decode, params.tokens))
+    return json_response({"prompt": text})
 
 
 async def tokenizer_info(state: AppState, request: Request) -> Response:
@@ -105,11 +111,6 @@ async def tokenizer_info(state: AppState, request: Request) -> Response:
     caller = await caller_of(state, request, Action.INFER)
     _, tokenizer = await tokenizer_of(state, caller, request.query_params.get("model"))
     return json_response(tokenizer.config)
-
-
-async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:
-    """Check a body; a long one is no work for the loop. Raises ApiError."""
-    return await asyncio.to_thread(check, body) if len(body) > prepare.THREAD_BYTES else check(body)
 
 
 async def tokenizer_of(

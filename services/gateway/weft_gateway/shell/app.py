@@ -151,10 +151,6 @@ def _route(
     summary: str | None = None,
 ) -> None:
     """Serve a path. Bodies are read and checked by the endpoints: bounded, and refused in OpenAI's shape."""
-
-    async def handle(request: Request) -> Response:
-        return await endpoint(state, request)
-
     answer = {"description": "What was asked for.", "content": {kind: {} for kind in media}}
     schema: dict[str, Any] = {"responses": {"200": answer, "default": _ERROR}}
     if body:
@@ -163,8 +159,8 @@ def _route(
         text = {"type": "string", "minLength": 1}
         schema["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
     app.add_api_route(
-        path, handle, methods=methods, name=name or endpoint.__name__.strip("_"), summary=summary or endpoint.__doc__,
-        openapi_extra=schema, response_class=Response,
+        path, partial(endpoint, state), methods=methods, name=name or endpoint.__name__.strip("_"),
+        summary=summary or endpoint.__doc__, openapi_extra=schema, response_class=Response,
     )  # fmt: skip
 
 
@@ -189,7 +185,7 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 async def _on_api_error(state: AppState, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     call = _call_of(request)
-    namespace = (call.principal.namespace or "") if call else None
+    namespace = call.principal.tenant if call else None
     state.manager.count_answer(call and call.model, namespace, error.status, error.code)
     pace = await await_turn(state, namespace, error)
     if pace is AT_ONCE:
@@ -226,7 +222,7 @@ async def _on_bug(state: AppState, request: Request, error: Exception) -> Respon
 def _count(state: AppState, request: Request, status: int, code: str) -> None:
     """A request that was refused; its model and namespace are counted once they are found."""
     call = _call_of(request)
-    namespace = (call.principal.namespace or "") if call else None
+    namespace = call.principal.tenant if call else None
     state.manager.count_answer(call and call.model, namespace, status, code)
 
 

@@ -25,6 +25,9 @@ from weft_gateway.shell.objects_client import ObjectsClient
 from weft_gateway.shell.oidc import OidcConfig, TokenVerifier
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
+from weft_gateway.shell.turnstile import RequestTurns, Turnstile
+
+MAX_GRAMMARS_WAITING = 64  # of a tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,10 @@ class AppState:
         self.manager = RequestManager(settings, on_routes=self._on_routes, registry=registry, tls=tls)
         self.machine = self.manager.machine
         self.refusals = RefusalPacing()
+        self.turns = RequestTurns(settings.max_in_flight)
         self.tokens = _verifier(settings)
         self.batch = BatchClient(settings.batch, tls)
-        self.grammars = GrammarChecker()
+        self.grammars = GrammarChecker(Turnstile(1, MAX_GRAMMARS_WAITING))
         self.objects = ObjectsClient(settings.objects) if settings.objects else None
         self.loaded: dict[str, LoadedAdapter] = {}  # by model name; loading another drops those that are gone
         self._routes_changed = asyncio.Event()

@@ -45,7 +45,7 @@ class EarlyRefusals:
         namespace: str | None = None
         try:
             caller = authenticate(key.decode("latin-1"), self.routes, auth=self.auth)
-            namespace = caller.namespace or ""
+            namespace = caller.tenant
             check_scope(caller, Action.INFER)
             state.manager.limits.check_caller(caller)
         except PACED as error:

@@ -313,10 +313,10 @@ class RequestManager:
         self.feed(closed)
 
     def _log_fields(self, request_id: str, **fields: object) -> dict[str, dict[str, object]]:
-        """Key-values of a log event about an answer."""
+        """Key-values of a log event about an answer, as `kv` makes them: twice a request."""
         answer = self._answers.get(request_id)
         model = {"model": answer.model} if answer else {}
-        return kv(request_id=request_id, **model, **fields)
+        return {"kv": {"request_id": request_id, **model, **fields}}
 
 
 def check_gateway(machine: Gateway) -> None:

@@ -1,0 +1,123 @@
+"""The gateway's own work on requests, in turn between tenants (`core.turns`): a burst of one waits behind itself.
+
+Three bottlenecks. The event loop: of what takes it a moment a few pieces begin in each of its turns. The interpreter:
+what holds it for longer runs in a thread, one piece of a tenant at a time, for the loop waits for the interpreter, too.
+The processors: what leaves the interpreter alone runs in as many threads.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from weft_gateway.core.turns import Turns
+from weft_gateway.errors import ClientGone, Overloaded
+
+THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
+IN_LOOP = 4  # pieces of work in one turn of the loop, at the most half of them of one tenant
+MAX_PROCESSORS = 4  # that one tenant's prompts take
+T = TypeVar("T")
+IsGone = Callable[[], Awaitable[bool]]
+
+
+class Turnstile:
+    """One bottleneck, `places` pieces of work at once; of a tenant at most `most` wait. One event loop owns it."""
+
+    def __init__(self, places: int, most: int) -> None:
+        self._turns, self._most = Turns[asyncio.Future[None]](places), most
+        self._here = 0  # pieces of work that run or wait
+        self._alone: str | None = None  # whose is the only one, which needs no turn until another one comes
+
+    async def enter(self, tenant: str, is_gone: IsGone | None = None) -> None:
+        """Wait for a turn. One call of `leave` follows, unless this raises: Overloaded, ClientGone or CancelledError.
+
+        `is_gone`: of a client, who is asked after a wait.
+        """
+        if not self._here:
+            self._here, self._alone = 1, tenant
+            return
+        if self._turns.waiting(tenant) >= self._most:
+            text = f"{self._most} requests of this namespace wait for their turn."
+            raise Overloaded(text, retry_after_ms=1000)
+        self._here += 1
+        turn = asyncio.get_running_loop().create_future()
+        if self._alone is not None:
+            self._turns.enter(self._alone, turn)
+            self._alone = None
+        if self._turns.enter(tenant, turn):
+            return
+        try:
+            await turn
+            gone = is_gone is not None and await is_gone()
+        except BaseException:
+            if turn.cancelled():
+                self._here -= 1
+                self._turns.cancel(tenant, turn)
+            else:  # it has come
+                self.leave(tenant, 0.0)
+            raise
+        if gone:
+            self.leave(tenant, 0.0)
+            raise ClientGone
+
+    def leave(self, tenant: str, cost_s: float) -> None:
+        """Give the place back after `cost_s` of work."""
+        self._here -= 1
+        begun = self._turns.leave(tenant, cost_s) if self._alone is None else []
+        self._alone = None
+        while begun:
+            whose, turn = begun.pop()
+            if turn.cancelled():  # it does not know yet
+                begun += self._turns.leave(whose, 0.0)
+            else:
+                turn.set_result(None)
+
+    async def in_loop(self, tenant: str, work: Callable[[], T]) -> T:
+        """Do short work; its place is free again in the loop's next turn, after what else is due in this one."""
+        await self.enter(tenant)
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            asyncio.get_running_loop().call_soon(self.leave, tenant, time.perf_counter() - began)
+
+    async def in_thread(self, tenant: str, work: Callable[[], T], is_gone: IsGone | None = None) -> T:
+        """Do long work in a thread. Where the caller is cancelled the place is kept until the work has ended."""
+        await self.enter(tenant, is_gone)
+        cost_s = 0.0
+
+        def timed() -> T:
+            nonlocal cost_s
+            began = time.thread_time()
+            try:
+                return work()
+            finally:
+                cost_s = time.thread_time() - began
+
+        running = asyncio.get_running_loop().run_in_executor(None, timed)
+        running.add_done_callback(lambda _: self.leave(tenant, cost_s))
+        return await asyncio.shield(running)
+
+
+class RequestTurns:
+    """Lets work on a request wait for its tenant's turn; of one tenant at most `most` at a place. Raises Overloaded."""
+
+    def __init__(self, most: int) -> None:
+        self._loop, self._interpreter = Turnstile(IN_LOOP, most), Turnstile(2, most)
+        self._processors = Turnstile(2 * min(MAX_PROCESSORS, len(os.sched_getaffinity(0))), most)
+
+    async def take(self, tenant: str, piece: Callable[[], None]) -> None:
+        """Take a long piece of a body."""
+        await self._loop.in_loop(tenant, piece)
+
+    async def parse(self, tenant: str, check: Callable[[bytes], T], body: bytes) -> T:
+        """Check a body. Raises what `check` does."""
+        if len(body) > THREAD_BYTES:
+            return await self._interpreter.in_thread(tenant, partial(check, body))
+        return await self._loop.in_loop(tenant, partial(check, body))
+
+    async def encode(self, tenant: str, work: Callable[[], T], is_gone: IsGone | None = None) -> T:
+        """Do what leaves the interpreter alone for most of its time. Raises what `work` does, and ClientGone."""
+        return await self._processors.in_thread(tenant, work, is_gone)

@@ -1,0 +1,110 @@
+"""A tenant's burst of dear requests waits behind itself: another tenant's are read and encoded meanwhile."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft_gateway.openai import COMPLETIONS
+from weft_gateway.shell import ModelTokenizer
+
+from .conftest import ANSWER, World, serving, soon, until
+from .test_gateway_refusals import with_keys
+
+REQUESTS = 60  # more than the 32 threads that an event loop has at the most
+PARSED = "x" * 30_000  # is parsed in a thread
+
+
+class Slow:
+    """Work that stands still where its text says so, until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = 0, threading.Event()
+
+    def on(self, text: Any) -> None:
+        if "stand" in str(text)[:200]:
+            self.begun += 1
+            assert self.may_end.wait(60)
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+async def beside_a_burst(world: World, slow: Slow, prompt: str, path: str) -> None:
+    """Answer a tenant while the work of another one's burst stands still; then all of the burst."""
+    async with world.http() as http:
+
+        async def ask(tenant: str, model: str, prompt: str, path: str = "/v1/completions") -> Any:
+            body, key = {"model": model, "prompt": prompt}, {"authorization": f"Bearer key-of-{tenant}"}
+            return await http.post(path, json=body, headers=key)
+
+        burst = [asyncio.create_task(ask("rival", "rival/secret", prompt, path)) for _ in range(REQUESTS)]
+        try:
+            await until(lambda: slow.begun and len(world.server.server_state.connections) == REQUESTS)
+            answer = await soon(ask("acme", "acme/upper", "hello"))
+            assert answer.json()["choices"][0]["text"] == ANSWER
+            assert not any(task.done() for task in burst)
+        finally:
+            slow.may_end.set()
+        assert {answer.status_code for answer in await soon(asyncio.gather(*burst))} <= {200, 400}
+        assert slow.begun == REQUESTS
+        await world.settled()
+
+
+@pytest.fixture
+def slow_prompts(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    encode = ModelTokenizer.encode
+
+    def encoded(self: ModelTokenizer, text: str, *args: Any, **options: Any) -> list[int]:
+        slow.on(text)
+        return encode(self, text, *args, **options)
+
+    monkeypatch.setattr(ModelTokenizer, "encode", encoded)
+    return slow
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_prompts_of_others_are_encoded_beside_a_burst(
+    parts: World, tmp_path: Path, slow_prompts: Slow, path: str
+) -> None:
+    parts.scheduler.routes = with_keys(parts)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
+        await beside_a_burst(world, slow_prompts, "stand still", path)
+
+
+async def test_bodies_of_others_are_parsed_beside_a_burst(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: Slow
+) -> None:
+    parse = type(COMPLETIONS).parse
+
+    def parsed(self: Any, body: bytes) -> Any:
+        slow.on(body)
+        return parse(self, body)
+
+    monkeypatch.setattr(type(COMPLETIONS), "parse", parsed)
+    parts.scheduler.routes = with_keys(parts)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
+        await beside_a_burst(world, slow, f"stand {PARSED}", "/v1/completions")
+
+
+async def test_who_goes_away_as_it_waits_is_not_worked_for(parts: World, tmp_path: Path, slow_prompts: Slow) -> None:
+    slow = slow_prompts
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        async with world.http() as http:
+            burst = [
+                asyncio.create_task(http.post("/v1/completions", json={"model": "tiny", "prompt": "stand still"}))
+                for _ in range(20)
+            ]
+            await until(lambda: slow.begun and world.gateway.machine.admission.arriving == len(burst))
+            for task in burst:
+                task.cancel()
+            await asyncio.wait(burst)
+        await until(lambda: not world.server.server_state.connections)
+        begun = slow.begun
+        slow.may_end.set()
+        await world.settled()
+        assert slow.begun == begun < len(burst)
