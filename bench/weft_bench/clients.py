@@ -8,6 +8,9 @@ times a second while the crowd is there.
   one comes. *slow heads*, *slow bodies*: a byte a second. *stopped readers*: they ask for 900 tokens with log
   probabilities and read no more after the first event; the round begins once the runner has computed them. *flood*: a
   tenant with a limit of one request a minute sends the next one 0.2 s after each refusal, on each of its connections.
+- *small requests*, *large bodies*, *long prompts*: a tenant without limits sends one after the other on each of its
+  connections; what they ask for is longer than the context, so the gateway alone works for them. A large body has 1.3
+  MB and 4,000 messages, a long prompt 0.2 MB (`/tokenize`).
 
 Crowd, gateway, runner and benchmark share the cores.
 """
@@ -15,12 +18,12 @@ Crowd, gateway, runner and benchmark share the cores.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft_bench.crowds import FLOOD, IDLE, READERS, SLOW_BODIES, SLOW_HEADS
+from weft_bench.crowds import BURSTS, FLOOD, IDLE, READERS, SLOW_BODIES, SLOW_HEADS
 from weft_bench.lines import Line, Origin
 from weft_bench.path import percentile
 from weft_bench.sse import Streamed
 
-COUNTS = {IDLE: 10_000, SLOW_HEADS: 500, SLOW_BODIES: 500, READERS: 200, FLOOD: 100}
+COUNTS = {IDLE: 10_000, SLOW_HEADS: 500, SLOW_BODIES: 500, READERS: 200, FLOOD: 100, **dict.fromkeys(BURSTS, 100)}
 OF_MEMORY, OF_P99, OF_REFUSAL = "<= 300", {IDLE: 1.2, READERS: 1.2, FLOOD: 1.5}, "<= 0.1"
 TOKENS = 24
 

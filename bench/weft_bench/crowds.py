@@ -11,13 +11,14 @@ import json
 import socket
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from weft.process import raise_descriptor_limit, split_address
 from weft_bench.path import WORDS
 
 IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD = "idle", "slow heads", "slow bodies", "stopped readers", "flood"
-KINDS = (IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD)
+SMALL, BODIES, PROMPTS = BURSTS = "small requests", "large bodies", "long prompts"
+KINDS = (IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD, *BURSTS)
 MODEL = "weft-quickstart"
 AT_ONCE = 100  # connections that are being made
 DRIP_S, FLOOD_S = 1.0, 0.2  # between two bytes; between two requests of a client that floods
@@ -27,10 +28,25 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def _request(max_tokens: int, key: str, **fields: object) -> bytes:
-    body = {"model": MODEL, "prompt": " ".join(WORDS), "max_tokens": max_tokens, "ignore_eos": True, **fields}
-    content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {key}"
+    body = {"prompt": " ".join(WORDS), "max_tokens": max_tokens, "ignore_eos": True, **fields}
+    return _posted("/v1/completions", key, body)
+
+
+def _posted(path: str, key: str, fields: Mapping[str, object]) -> bytes:
+    content = json.dumps({"model": MODEL, **fields}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {key}"
     return f"{head}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+
+def _of_burst(kind: str, key: str) -> bytes:
+    """Return a request that costs the gateway alone: it is refused at its end for its length, or is `/tokenize`."""
+    if kind == SMALL:
+        return _request(1024, key)
+    if kind == PROMPTS:
+        return _posted("/tokenize", key, {"prompt": " ".join(WORDS * 2_200)})
+    said = " ".join(WORDS * 3)
+    messages = [{"role": ("user", "assistant")[number % 2], "content": said} for number in range(4_000)]
+    return _posted("/v1/chat/completions", key, {"messages": messages})
 
 
 class Crowd:
@@ -41,8 +57,9 @@ class Crowd:
         self._opening = asyncio.Semaphore(AT_ONCE)
         self._act: Callable[[Ends, asyncio.Event], Awaitable[None]] = {
             IDLE: self._idle, SLOW_HEADS: self._slow_head, SLOW_BODIES: self._slow_body, READERS: self._reader,
-            FLOOD: self._flood,
+            FLOOD: self._flood, **dict.fromkeys(BURSTS, self._flood),
         }[kind]  # fmt: skip
+        self._sent, self._pause_s = (_of_burst(kind, key), 0.0) if kind in BURSTS else (_request(64, key), FLOOD_S)
         self._small = kind == READERS
         self.seen = Counter[str]()
 
@@ -107,12 +124,12 @@ class Crowd:
         """A request and the next one, whatever is answered."""
         there.set()
         while True:
-            ends[1].write(_request(64, self._key))
+            ends[1].write(self._sent)
             head = await ends[0].readuntil(b"\r\n\r\n")
             self.seen[f"status {head[9:12].decode(errors='replace')}"] += 1
             length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
             await ends[0].readexactly(int(length.partition(b":")[2]))
-            await asyncio.sleep(FLOOD_S)
+            await asyncio.sleep(self._pause_s)
 
 
 async def _main(kind: str, count: int, address: str, key: str) -> None:

@@ -725,7 +725,7 @@ def clients(
 ) -> None:
     """Crowds of idle, slow, stopped and flooding clients: what others notice, and the gateway's memory.
 
-    Starts its own stack on free ports; 12 minutes. Needs 10,000 free descriptors and two cores with nothing else on.
+    Starts its own stack on free ports; 17 minutes. Needs 10,000 free descriptors and two cores with nothing else on.
     """
     from weft_bench import clients as bench
     from weft_bench.machine import origin

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft_bench import sse
 from weft_bench.clients import COUNTS, TOKENS, Found, lines
-from weft_bench.crowds import FLOOD, READERS
+from weft_bench.crowds import BURSTS, FLOOD, READERS
 from weft_bench.errors import StackFailed
 from weft_bench.lines import Line, Origin
 from weft_bench.path import WORDS
@@ -23,7 +23,7 @@ from weft_bench.process import cpu_s, resident_mb
 from weft_bench.stack import Stack, quickstart
 from weft_bench.waiting import until
 
-OTHERS, CROWD = "acme", "initech"
+OTHERS, CROWD, UNLIMITED = "acme", "initech", "umbrella"
 RATE, REQUESTS, WARM = 20.0, 300, 40
 BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 START_S, PATIENCE_S, POLL_S = 120.0, 180.0, 0.25
@@ -34,7 +34,8 @@ async def measure(
 ) -> list[Line]:
     """Each crowd in turn, `scale` times as large. Raises StackFailed, RequestFailed."""
     with TemporaryDirectory(prefix="weft-bench-") as scratch, Stack(quickstart(), Path(scratch), "--auth") as stack:
-        stack.key, crowds_key = await asyncio.to_thread(lambda: [*map(stack.create_key, (OTHERS, CROWD))])
+        made = await asyncio.to_thread(lambda: [*map(stack.create_key, (OTHERS, CROWD, UNLIMITED))])
+        stack.key, crowds_key, unlimited_key = made
         stack.cli("limit", "set", "-n", CROWD, "--model", "*", "requests-per-minute=1")
         await asyncio.to_thread(stack.wait_for_models)
         found = list[Line]()
@@ -44,7 +45,7 @@ async def measure(
             count = max(1, round(COUNTS[crowd] * scale))
             say(f"{count:,} {crowd}")
             # A stopped reader is no tenant with a limit of its own: its answers have to come to be not read.
-            key = stack.key if crowd == READERS else crowds_key
+            key = {READERS: stack.key, **dict.fromkeys(BURSTS, unlimited_key)}.get(crowd, crowds_key)
             found += lines(origin, await _beside(stack, rounds, crowd, count, key, repeat))
     return found
 
@@ -80,7 +81,7 @@ async def _beside(stack: Stack, rounds: Rounds, crowd: str, count: int, key: str
         before = _descriptors(gateway)
         async with _crowd(stack, crowd, count, key, seen):
             begun = time.perf_counter()
-            if crowd != FLOOD:
+            if crowd not in (FLOOD, *BURSTS):
                 await _until(lambda: not _computes(stack), "a runner with nothing to compute")
             async with _watched(gateway) as resident:
                 beside += await rounds.one()

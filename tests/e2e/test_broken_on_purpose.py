@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.postgres import needs_postgres
-from weft_bench.crowds import FLOOD, IDLE, SLOW_BODIES, SLOW_HEADS
+from weft_bench.crowds import BODIES, BURSTS, FLOOD, IDLE, PROMPTS, SLOW_BODIES, SLOW_HEADS, SMALL
 from weft_bench.fault_streams import Difference
 from weft_bench.faults import Run, chosen
 from weft_bench.lines import Origin
@@ -69,10 +69,12 @@ async def test_what_many_clients_see_may_be(tmp_path: Path) -> None:
 
 @pytest.mark.long
 async def test_others_have_their_answers_beside_crowds() -> None:
-    crowds = (IDLE, SLOW_HEADS, SLOW_BODIES, FLOOD)
+    crowds = (IDLE, SLOW_HEADS, SLOW_BODIES, FLOOD, *BURSTS)
     found = await beside_crowds(crowds, 1, 0, Origin("", "", ""), print, scale=0.05)
     values = {(line.case, line.metric): line.value or 0.0 for line in found}
     assert sum(metric == "others' whole answer p99" for _, metric in values) == len(crowds)
     assert values["5 flood", "of the crowd: status 200"] > 0
     assert values["5 flood", "of the crowd: status 429"] > 0
+    answers = {SMALL: "400", BODIES: "400", PROMPTS: "200"}
+    assert all(values[f"5 {crowd}", f"of the crowd: status {status}"] > 0 for crowd, status in answers.items())
     assert set(values) >= {("500 idle", "gateway, most resident"), ("25 slow heads", "gateway, most resident")}
