@@ -4,6 +4,7 @@
 Tests take these names from here: the modules behind them may change.
 """
 
+from weft_gateway.openai.answer import PING_S, IdleWatch
 from weft_gateway.openai.call import Call, Prompt
 from weft_gateway.openai.chat import CHAT, chat_of
 from weft_gateway.openai.completions import COMPLETIONS

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -77,15 +77,19 @@ class Answer(Response):
             pass
         self._abandon()
 
-    async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for something new; False: there was nothing in time. At the end it returns at once."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            return False
+    async def wait(self) -> None:
+        """Wait for something new. At the end it returns at once."""
+        await self._event.wait()
         if not self.over:
             self._event.clear()
+
+    async def wait_within(self, timeout_s: float) -> bool:
+        """Wait for something new; False: there was nothing in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait()
+        except TimeoutError:
+            return False
         return True
 
     @property
@@ -217,24 +221,27 @@ class Answer(Response):
 
     async def _send_stream(self, send: Send) -> None:
         start, begun, over = _start(200, _SSE_HEADERS | self._own_headers), False, False
-        while not over:
-            awake = await self.wait(PING_S if begun else None)
-            over = self.over  # asked before the chunk is made: what comes meanwhile is the next one's
-            first = b"" if begun else self._encoder.first_chunk()
-            chunk = await self._next_chunk() if awake else PING
-            if over and self.client_gone:
-                return None
-            if not begun:
-                if not chunk and (error := self.error):
-                    return await self._send_error(send, error)
-                await send(start)
-                begun = True
-            chunk = first + chunk
-            if over:
-                await self._before_end()
-                chunk += self._rest()
-            if chunk:
-                await send({"type": "http.response.body", "body": chunk, "more_body": not over})
+        with contextlib.closing(IdleWatch(self._event.set, asyncio.get_running_loop())) as idle:
+            while not over:
+                await self.wait()
+                over = self.over  # asked before the chunk is made: what comes meanwhile is the next one's
+                first = b"" if begun else self._encoder.first_chunk()
+                chunk = await self._next_chunk()
+                if over and self.client_gone:
+                    return None
+                if not begun:
+                    if not chunk and (error := self.error):
+                        return await self._send_error(send, error)
+                    begun = True
+                    idle.begin()
+                    await send(start)
+                chunk = first + chunk
+                if over:
+                    await self._before_end()
+                    chunk += self._rest()
+                if chunk or idle.due:
+                    await send({"type": "http.response.body", "body": chunk or PING, "more_body": not over})
+                    idle.sent()
         return None
 
     async def _next_chunk(self) -> bytes:
@@ -255,6 +262,36 @@ class Answer(Response):
         """What follows the choices: the end, or an error and nothing."""
         error = self.error
         return self._encoder.error_chunk(error) if error else self._encoder.last_chunk(self.usage)
+
+
+class IdleWatch:
+    """Calls `wake` where a stream that has begun sends nothing for PING_S: `due` then.
+
+    Its timer is set once in that time and not at each chunk, of which there are thousands a second.
+    """
+
+    def __init__(self, wake: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        self._wake, self._loop = wake, loop
+        self._sent_at, self.due = 0.0, False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        self.sent()
+        self._timer = self._loop.call_later(PING_S, self._on_timer)
+
+    def sent(self) -> None:
+        self._sent_at, self.due = self._loop.time(), False
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_timer(self) -> None:
+        left_s = self._sent_at + PING_S - self._loop.time()
+        if left_s <= 0:
+            self.due, left_s = True, PING_S
+            self._wake()
+        self._timer = self._loop.call_later(left_s, self._on_timer)
 
 
 def _mean_logprob(choice: tuple[Emit, End]) -> float:

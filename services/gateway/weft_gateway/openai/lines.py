@@ -204,7 +204,7 @@ class LineRunner:
     async def _body(self, answer: Answer) -> bytes:
         """Raises ApiError, also where the line waits in a pool that has no runner: its place is another's."""
         while not answer.over:
-            awake = await answer.wait(self._state.settings.hold_seconds)
+            awake = await answer.wait_within(self._state.settings.hold_seconds)
             pool = self._state.machine.routes.pools.get(answer.call.pool.name)
             if not awake and not (pool and pool.ready_runners):
                 raise ServiceUnavailable("Its pool has no runner.", code="no_runner_available")
