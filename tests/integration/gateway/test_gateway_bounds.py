@@ -76,6 +76,32 @@ async def test_the_loop_goes_on_beside_a_large_request(
         assert turns[1] >= MIN_TURNS
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "threads"),
+    [
+        ("/v1/completions", TEXT, 0),
+        ("/v1/completions", TEXT | {"prompt": [5] * 8}, 0),
+        ("/v1/completions", TEXT | {"prompt": "ab " * 400}, 1),
+        ("/v1/completions", TEXT | {"prompt": ["ab " * 200] * 2}, 1),
+        ("/v1/chat/completions", CHAT, 1),
+    ],
+    ids=["short", "ids", "long", "many", "chat"],
+)
+async def test_a_thread_encodes_what_is_long_or_has_a_template(
+    world: World, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], threads: int
+) -> None:
+    in_thread, works = asyncio.to_thread, list[Any]()
+
+    async def counted(work: Any, *args: Any) -> Any:
+        works.append(work)
+        return await in_thread(work, *args)
+
+    monkeypatch.setattr("weft_gateway.openai.prepare.asyncio.to_thread", counted)
+    async with world.http() as http:
+        await http.post(path, json=body)
+    assert len(works) == threads
+
+
 @pytest.mark.parametrize("prompt", ["x" * 9000, [5] * 600], ids=["text", "ids"])
 async def test_what_cannot_fit_is_refused_by_prompt_and_context_without_encoding(
     world: World, monkeypatch: pytest.MonkeyPatch, prompt: Any

@@ -29,7 +29,8 @@ Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of that 
 class Prompt:
     """One prompt of a call.
 
-    `text`: its end, which holds the question, for the predictor; `echo`: what answers begin with; `form`: of answers.
+    `text`: its end, which holds the question, for the predictor; `echo`: what answers begin with; `form`: of answers;
+    `rendered`: through a template, which is foreign code.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Prompt:
     echo: str = ""
     tokens: tuple[int, ...] = ()
     form: AnswerForm = PLAIN
+    rendered: bool = False
 
 
 @dataclass(slots=True)

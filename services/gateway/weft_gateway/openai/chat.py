@@ -97,7 +97,9 @@ def prompt_of(params: ChatPrompt, call: Call, echo: str = "") -> Prompt:
     """Render nothing yet: a chat is encoded within the context. Raises ParameterError."""
     chat = chat_of(params, call.tokenizer.forms, call.pool.tool_call_parser)
     text = "\n".join(message.content for message in params.messages)[-MAX_PROMPT_CHARS:]
-    return Prompt(text, lambda tokenizer, context_tokens: tokenizer.encode_chat(chat, context_tokens), echo)
+    return Prompt(
+        text, lambda tokenizer, context_tokens: tokenizer.encode_chat(chat, context_tokens), echo, rendered=True
+    )
 
 
 def echoed(params: ChatRequest) -> str:

@@ -32,6 +32,8 @@ from weft_gateway.shell.tokenizer import (
 )
 from weft_gateway.shell.turnstile import THREAD_BYTES
 
+# A text this long is encoded in a thread: 0.5 us a character, where the way to a thread and back takes 120 us.
+THREAD_CHARS = 1_000
 MAX_ASKED_CHARS = 256  # of a model that a refused request names
 UNASKED_TOKENS = 1024  # that an answer is charged with whose length nobody asked for
 
@@ -71,7 +73,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         # 5. The limits, as far as they do not count tokens: a prompt that is refused need not be tokenised.
         if limits := state.manager.limits if call.principal.limits else None:
             limits.check_requests(call.principal, route.model_name, answers)
-        # 6. Each prompt rendered and tokenised, in a thread, at its tenant's turn.
+        # 6. Each prompt rendered and tokenised at its tenant's turn, what is long in a thread.
         call.prompts = endpoint.prompts(params, call)
         encoded = await _encoded(state, call)
         # 7. One request for each prompt: its length, how it is sampled, the form of its answers.
@@ -192,7 +194,7 @@ def select_form(params: Common, template: TemplateForms, parser: str) -> AnswerF
 
 
 async def _encoded(state: AppState, call: Call) -> list[list[int]]:
-    """Encode in a thread: the tokenizer releases the interpreter and the template is foreign code. Raises ApiError."""
+    """Encode a call's prompts, long ones in a thread: the tokenizer releases the interpreter. Raises ApiError."""
     params, context_tokens = call.params, call.pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS
     encoded: list[list[int]] = []
 
@@ -200,7 +202,11 @@ async def _encoded(state: AppState, call: Call) -> list[list[int]]:
         encoded.extend(prompt.encode(call.tokenizer, context_tokens) for prompt in call.prompts)
 
     try:
-        await state.turns.encode(call.principal.tenant, encode, call.is_gone)
+        long = sum([len(prompt.text) for prompt in call.prompts]) > THREAD_CHARS
+        if long or any(prompt.rendered for prompt in call.prompts):
+            await state.turns.encode(call.principal.tenant, encode, call.is_gone)
+        else:
+            await state.turns.take(call.principal.tenant, encode)
     except TooLong as error:
         where = params.prompt_at(len(encoded))
         text = f"{error}{params.of_several(where)}." + (

@@ -109,7 +109,7 @@ class RequestTurns:
         self._processors = Turnstile(2 * min(MAX_PROCESSORS, len(os.sched_getaffinity(0))), most)
 
     async def take(self, tenant: str, piece: Callable[[], None]) -> None:
-        """Take a long piece of a body."""
+        """Do a short piece of work."""
         await self._loop.in_loop(tenant, piece)
 
     async def parse(self, tenant: str, check: Callable[[bytes], T], body: bytes) -> T:
