@@ -127,6 +127,7 @@ def server_config(state: AppState, bound: ConnectionBound) -> uvicorn.Config:
         log_config=None,
         server_header=False,
         date_header=False,
+        proxy_headers=False,  # nobody asks who the client is
         timeout_keep_alive=60,
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )
