@@ -136,7 +136,7 @@ class FakeRunner(RunnerServicer):
         outbox: SendQueue[runner_pb2.RunnerToGateway] = SendQueue()
         self.outboxes.append(outbox)
         try:
-            async for message in serve_stream(request_iterator, context, outbox, self._take):
+            async for message in serve_stream(request_iterator, context, outbox, self._take, joins=True):
                 yield message
         finally:
             self.closed += 1

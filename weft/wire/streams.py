@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
@@ -34,27 +35,42 @@ log = logging.getLogger(__name__)
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
 LOGGED_REASONS = 8
 SEND_QUEUE = 20_000  # messages on their way to a peer, beside what its hello is answered with
-ACCEPTED = ("weft-accepted", "1")  # a server's first word: the handler runs (a failed call has no such metadata)
+# A server's first word: the handler runs (a failed call has no such metadata). Either side says by its metadata that
+# it takes messages that follow another one in its envelope; versions before say "1", or nothing.
+TAKES_FOLLOWING = "2"
+ACCEPTED, CALLED = ("weft-accepted", TAKES_FOLLOWING), ("weft-called", TAKES_FOLLOWING)
+MAX_FOLLOWING, MAX_JOINED_BYTES = 63, 64 << 10  # of one envelope: each has gRPC's cost, 100 us at either end, once
 
 
 class SendQueue(Generic[Out]):
-    """Messages on their way out: bounded, ordered, closed once. Iterate it to send; overflow closes it."""
+    """Messages on their way out: bounded, ordered, closed once. Iterate it to send; overflow closes it.
+
+    `joins`: the peer takes envelopes with `following` messages. What waits together then goes as one.
+    """
 
     def __init__(self, limit: int = SEND_QUEUE) -> None:
-        self._queue: asyncio.Queue[Out | None] = asyncio.Queue()
+        self._messages = deque[Out]()
+        self._ready = asyncio.Event()
+        self._patience: asyncio.TimerHandle | None = None
         self._limit = limit
-        self.closed = False
-        self.overflowed = False
+        self.closed = self.overflowed = self.joins = False
 
-    def put(self, message: Out) -> bool:
-        """Queue a message. Returns False (and is closed from then on) when the peer does not keep up."""
+    def put(self, message: Out, *, patience_s: float = 0.0) -> bool:
+        """Queue a message. Returns False (and is closed from then on) when the peer does not keep up.
+
+        It may wait so long for another one to go with, where the peer takes several as one.
+        """
         if self.closed:
             return False
-        if self._queue.qsize() >= self._limit:
+        if len(self._messages) >= self._limit:
             self.overflowed = True
             self.close()
             return False
-        self._queue.put_nowait(message)
+        self._messages.append(message)
+        if not (patience_s and self.joins):
+            self._ready.set()
+        elif self._patience is None and not self._ready.is_set():
+            self._patience = asyncio.get_running_loop().call_later(patience_s, self._ready.set)
         return True
 
     @contextmanager
@@ -64,23 +80,58 @@ class SendQueue(Generic[Out]):
         try:
             yield
         finally:
-            self._limit = limit + self._queue.qsize()
+            self._limit = limit + len(self._messages)
 
     def close(self) -> None:
         """Close the queue to messages; what is queued is still delivered to the iterator."""
-        if not self.closed:
-            self.closed = True
-            self._queue.put_nowait(None)
+        self.closed = True
+        self._ready.set()
 
     async def __aiter__(self) -> AsyncIterator[Out]:
-        while (message := await self._queue.get()) is not None:
+        while True:
+            await self._ready.wait()
+            if not self._messages:
+                return  # it is closed
+            message = self._next()
+            if not (self._messages or self.closed):
+                self._ready.clear()  # what comes while this one is sent may have patience again
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
             yield message
+
+    def _next(self) -> Out:
+        """Take the next message, with what may follow it in its envelope. A message may be in other queues, too."""
+        messages = self._messages
+        first: Any = messages.popleft()
+        if not (self.joins and messages):
+            return first
+        size, following = first.ByteSize(), list[Any]()
+        while messages and len(following) < MAX_FOLLOWING:
+            size += messages[0].ByteSize()  # pyright: ignore[reportAttributeAccessIssue] (an envelope's, where it joins)
+            if size > MAX_JOINED_BYTES:
+                break
+            following.append(messages.popleft())
+        if not following:
+            return first
+        joined = type(first)()
+        joined.CopyFrom(first)
+        joined.following.extend(following)
+        return joined
+
+
+def unjoined(envelope: Any) -> Iterable[Any]:
+    """An envelope, and those that follow in it. Raises PeerError."""
+    following = getattr(envelope, "following", ())
+    if len(following) > MAX_FOLLOWING:
+        raise PeerError(f"{len(following)} messages follow one, expected at most {MAX_FOLLOWING}")
+    return (envelope, *following) if following else (envelope,)
 
 
 class Opener(Protocol):
     """A generated stub's stream-stream method."""
 
-    def __call__(self, request_iterator: Any, /) -> Any: ...
+    def __call__(self, request_iterator: Any, /, *, metadata: Any = None) -> Any: ...
 
 
 class ClientStream(Generic[Out, In]):
@@ -89,7 +140,7 @@ class ClientStream(Generic[Out, In]):
     `open` is the stub's method, `hello()` returns what has to be told first on every connection, `on_message` takes
     each message in order, `on_up`/`on_down` (optional) mark the connection's beginning and end. What `on_up` sends
     does not count against the queue's limit. Callbacks must not block. A PeerError of `on_message` ends the
-    connection, any other exception `run()`.
+    connection, any other exception `run()`. `joins`: the envelopes that it sends have `following` ones.
     """
 
     def __init__(
@@ -101,8 +152,10 @@ class ClientStream(Generic[Out, In]):
         on_message: Callable[[In], None],
         on_up: Callable[[], None] | None = None,
         on_down: Callable[[str], None] | None = None,
+        joins: bool = False,
     ) -> None:
         self._name, self._open, self._hello, self._on_message = name, open, hello, on_message
+        self._joins = joins
         self._on_up, self._on_down = on_up, on_down
         self._queue: SendQueue[Out] | None = None
         self._call: Any = None
@@ -111,9 +164,12 @@ class ClientStream(Generic[Out, In]):
         self._logged = set[str]()  # why it does not come up: each reason is logged once, a few at most
         self.up = False
 
-    def send(self, message: Out) -> bool:
-        """Queue a message on the present connection. Returns False when there is none (the next hello will tell)."""
-        return self._queue is not None and self._queue.put(message)
+    def send(self, message: Out, *, patience_s: float = 0.0) -> bool:
+        """Queue a message on the present connection. Returns False when there is none (the next hello will tell).
+
+        It may wait so long for another one to go with.
+        """
+        return self._queue is not None and self._queue.put(message, patience_s=patience_s)
 
     def reconnect(self) -> None:
         """End the present connection: on the next one both sides tell again what counts."""
@@ -145,13 +201,15 @@ class ClientStream(Generic[Out, In]):
     async def _connection(self) -> bool:
         """Run one connection from hello to its end. Returns whether the peer was there and said nothing wrong."""
         queue: SendQueue[Out] = SendQueue()
-        call = self._open(_after(list(self._hello()), queue))
+        call = self._open(_after(list(self._hello()), queue), metadata=(CALLED,))
         self._queue, self._call, reason, broken = queue, call, "closed by the peer", False
         try:
-            if ACCEPTED[0] in dict(await call.initial_metadata() or ()):
+            if accepted := await accepted_by(call):
+                queue.joins = self._joins and accepted == TAKES_FOLLOWING
                 self._mark_up()
             async for message in call:
-                self._on_message(message)
+                for one in unjoined(message):
+                    self._on_message(one)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         except (PeerError, DecodeError) as error:
@@ -185,6 +243,11 @@ class ClientStream(Generic[Out, In]):
                 self._on_up()
 
 
+async def accepted_by(call: Any) -> str | None:
+    """Wait for a server's first word: TAKES_FOLLOWING where it does, None where the call has failed."""
+    return dict(await call.initial_metadata() or ()).get(ACCEPTED[0])
+
+
 async def _after(hello: Iterable[Out], queue: SendQueue[Out]) -> AsyncIterator[Out]:
     """Send the hello, then the queue. The hello is as long as what it tells, which has bounds of its own; the queue's
     bound is for what follows."""
@@ -199,11 +262,15 @@ async def serve_stream(
     context: "grpc.aio.ServicerContext[In, Out]",
     queue: SendQueue[Out],
     on_message: Callable[[In], None],
+    *,
+    joins: bool = False,
 ) -> AsyncIterator[Out]:
     """The server's end of a stream: hands each request to `on_message`, yields the queue until either side ends.
 
     An exception of `on_message` ends the stream with that exception. The caller's `finally` learns of every end.
+    `joins`: the envelopes of the queue have `following` ones.
     """
+    queue.joins = joins and CALLED in map(tuple, context.invocation_metadata() or ())
     await context.send_initial_metadata((ACCEPTED,))
     reader = asyncio.create_task(_read(requests, queue, on_message))
     try:
@@ -220,7 +287,8 @@ async def serve_stream(
 async def _read(requests: AsyncIterator[In], queue: SendQueue[Out], on_message: Callable[[In], None]) -> None:
     try:
         async for message in requests:
-            on_message(message)
+            for one in unjoined(message):
+                on_message(one)
     except DecodeError as error:
         raise _as_peer_error(error) from error
     finally:

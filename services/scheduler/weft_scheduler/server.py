@@ -181,7 +181,8 @@ async def _serve_stream(requests: Any, context: Any, session: Session, kind: str
     log.info("stream opened", extra=about)
     async with peer_errors(kind, context):
         try:
-            async for message in serve_stream(requests, context, session.outbox, session.on_message):
+            joins = kind == "supervisor"
+            async for message in serve_stream(requests, context, session.outbox, session.on_message, joins=joins):
                 yield message
         finally:
             session.on_close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
-from weft.domain.request import GatewayHello
+from weft.domain.request import GatewayHello, OutcomeReport
 from weft.domain.routes import RegistryHello, Routes
 from weft.domain.runner import SupervisorHello
 from weft.wire.codec import cluster, registry, scheduling
@@ -15,6 +15,8 @@ from weft.wire.errors import PeerError
 from weft.wire.streams import SEND_QUEUE, SendQueue
 from weft_scheduler.core.effects import Event
 
+# For an outcome on its way to the store, which commits five times a second: those of this time go as one message.
+OUTCOME_PATIENCE_S = 0.05
 Feed = Callable[[Event], None]
 RECEIVES: dict[Kind, Any] = {
     Kind.GATEWAY: scheduling.GATEWAY_TO_SCHEDULER,
@@ -58,8 +60,9 @@ class Sessions:
         if self._last is None or self._last[1] is not message or self._last[0] is not peer.kind:
             parts = message.parts() if isinstance(message, Routes) else (message,)
             self._last = (peer.kind, message, [SENDS[peer.kind].encode(part) for part in parts])
+        patience_s = OUTCOME_PATIENCE_S if isinstance(message, OutcomeReport) else 0.0
         for envelope in self._last[2]:
-            session.outbox.put(envelope)
+            session.outbox.put(envelope, patience_s=patience_s)
 
     def close(self, peer: Peer, reason: str = "") -> None:
         """End a peer's stream, if there is one; what the peer still sends is dropped."""

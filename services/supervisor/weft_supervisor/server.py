@@ -241,8 +241,8 @@ class SupervisorServer(SupervisorServicer):
         else:
             self.handle(Received(SCHEDULER, message))
 
-    def _open_cluster(self, messages: Any, /) -> Any:
-        return self._cluster(self._encoded(messages))
+    def _open_cluster(self, messages: Any, /, *, metadata: Any = None) -> Any:
+        return self._cluster(self._encoded(messages), metadata=metadata)
 
     async def _encoded(self, messages: AsyncIterable[Any]) -> AsyncIterator[scheduler_pb2.SupervisorToScheduler]:
         """Encode each message when gRPC asks for it: the full reports of many runners do not hold the loop."""

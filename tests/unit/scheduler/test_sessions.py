@@ -1,14 +1,19 @@
 """One stream for each peer: what an older one delivers is dropped once a newer is there."""
 
-from typing import Any, cast
+import asyncio
+from typing import Any
 
 import pytest
 
+from harness.waiting import soon
+from weft.domain.ids import RunnerId
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
-from weft.domain.request import Cancel, GatewayHello, ResubmitComplete
+from weft.domain.request import Cancel, GatewayHello, OutcomeReport, ResubmitComplete
 from weft.domain.routes import MAX_ENTRIES, RegistryChange, RegistryHello, Route, Routes
-from weft.wire.codec import registry, scheduling
+from weft.domain.runner import Resync, SupervisorHello
+from weft.wire.codec import cluster, registry, scheduling
 from weft.wire.errors import PeerError
+from weft.wire.streams import unjoined
 from weft_scheduler.core import Event
 from weft_scheduler.sessions import Session, Sessions
 
@@ -62,7 +67,13 @@ def test_a_stream_without_a_hello_ends_unnoticed_and_may_send_nothing_else() -> 
     assert not streams.events
 
 
-def test_a_message_to_several_peers_is_encoded_once() -> None:
+async def sent(session: Session) -> list[Any]:
+    """What a stream's peer is sent by now."""
+    session.outbox.close()
+    return [envelope async for envelope in session.outbox]
+
+
+async def test_a_message_to_several_peers_is_encoded_once() -> None:
     streams = Streams(Kind.GATEWAY)
     opened = [streams.open() for _ in "gh"]
     for session, name in zip(opened, "gh", strict=True):
@@ -71,17 +82,33 @@ def test_a_message_to_several_peers_is_encoded_once() -> None:
     for name in "gh":
         streams.sessions.send(Peer(Kind.GATEWAY, name), table)
     streams.sessions.send(Peer(Kind.GATEWAY, "unknown"), table)
-    one, two = cast(list[Any], [session.outbox._queue.get_nowait() for session in opened])  # pyright: ignore[reportPrivateUsage]
+    (one,), (two,) = [await sent(session) for session in opened]
     assert one is two
     assert one.routes.version == 7
 
 
-def test_a_table_is_sent_in_bounded_parts() -> None:
+async def test_a_table_is_sent_in_bounded_parts() -> None:
     streams = Streams(Kind.GATEWAY)
     session = streams.open()
     session.on_message(envelope(GatewayHello("g")))
     routes = tuple(Route(f"m{i}", "ns", "ns/p", "d") for i in range(2 * MAX_ENTRIES + 1))
     streams.sessions.send(Peer(Kind.GATEWAY, "g"), Routes(7, True, routes=routes))
-    sent: list[Any] = [session.outbox._queue.get_nowait() for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
-    assert [len(one.routes.routes) for one in sent] == [MAX_ENTRIES, MAX_ENTRIES, 1]
-    assert [one.routes.more for one in sent] == [True, True, False]
+    parts = await sent(session)
+    assert [len(one.routes.routes) for one in parts] == [MAX_ENTRIES, MAX_ENTRIES, 1]
+    assert [one.routes.more for one in parts] == [True, True, False]
+
+
+async def test_outcomes_on_their_way_to_the_store_wait_for_each_other_and_an_order_for_none() -> None:
+    streams = Streams(Kind.SUPERVISOR)
+    session, peer = streams.open(), Peer(Kind.SUPERVISOR, "s")
+    session.on_message(cluster.SUPERVISOR_TO_SCHEDULER.encode(SupervisorHello("s", 0)))
+    session.outbox.joins = True
+    sending = asyncio.ensure_future(anext(aiter(session.outbox)))
+    for i in range(3):
+        streams.sessions.send(peer, OutcomeReport(f"r{i}", "n/p", "", 1, False, b"", 0, 0, "", False))
+        await asyncio.sleep(0)
+    assert not sending.done()
+    streams.sessions.send(peer, Resync(RunnerId("u", "i")))
+    envelope = await soon(sending)
+    kinds = [one.WhichOneof("message") for one in unjoined(envelope)]
+    assert kinds == ["outcome_report"] * 3 + ["resync"]

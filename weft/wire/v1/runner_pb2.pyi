@@ -9,16 +9,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToRunner(_message.Message):
-    __slots__ = ("hello", "start", "stop", "freeze")
+    __slots__ = ("hello", "start", "stop", "freeze", "following")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FREEZE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     hello: SessionHello
     start: Start
     stop: Stop
     freeze: Freeze
-    def __init__(self, hello: _Optional[_Union[SessionHello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ...) -> None: ...
+    following: _containers.RepeatedCompositeFieldContainer[GatewayToRunner]
+    def __init__(self, hello: _Optional[_Union[SessionHello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ..., following: _Optional[_Iterable[_Union[GatewayToRunner, _Mapping]]] = ...) -> None: ...
 
 class SessionHello(_message.Message):
     __slots__ = ("gateway", "incarnation")
@@ -169,7 +171,7 @@ class Stop(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., finish: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., preempted: _Optional[bool] = ...) -> None: ...
 
 class RunnerToGateway(_message.Message):
-    __slots__ = ("ready", "step", "no_capacity", "ended", "draining", "frozen", "prompt_logprobs", "pooled_state")
+    __slots__ = ("ready", "step", "no_capacity", "ended", "draining", "frozen", "prompt_logprobs", "pooled_state", "following")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NO_CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class RunnerToGateway(_message.Message):
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLED_STATE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     ready: SessionReady
     step: Step
     no_capacity: NoCapacity
@@ -186,7 +189,8 @@ class RunnerToGateway(_message.Message):
     frozen: Frozen
     prompt_logprobs: PromptLogprobs
     pooled_state: PooledState
-    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., pooled_state: _Optional[_Union[PooledState, _Mapping]] = ...) -> None: ...
+    following: _containers.RepeatedCompositeFieldContainer[RunnerToGateway]
+    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., pooled_state: _Optional[_Union[PooledState, _Mapping]] = ..., following: _Optional[_Iterable[_Union[RunnerToGateway, _Mapping]]] = ...) -> None: ...
 
 class SessionReady(_message.Message):
     __slots__ = ("runner",)

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report", "fleet_query", "routes_applied")
+    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report", "fleet_query", "routes_applied", "following")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class GatewayToScheduler(_message.Message):
     LIMIT_REPORT_FIELD_NUMBER: _ClassVar[int]
     FLEET_QUERY_FIELD_NUMBER: _ClassVar[int]
     ROUTES_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     submit: Submit
     failed: Failed
@@ -33,7 +34,8 @@ class GatewayToScheduler(_message.Message):
     limit_report: LimitReport
     fleet_query: FleetQuery
     routes_applied: RoutesApplied
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet_query: _Optional[_Union[FleetQuery, _Mapping]] = ..., routes_applied: _Optional[_Union[RoutesApplied, _Mapping]] = ...) -> None: ...
+    following: _containers.RepeatedCompositeFieldContainer[GatewayToScheduler]
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet_query: _Optional[_Union[FleetQuery, _Mapping]] = ..., routes_applied: _Optional[_Union[RoutesApplied, _Mapping]] = ..., following: _Optional[_Iterable[_Union[GatewayToScheduler, _Mapping]]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
     __slots__ = ("gateway", "applies_routes")
@@ -608,16 +610,18 @@ class KeysConfirmed(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class SchedulerToSupervisor(_message.Message):
-    __slots__ = ("hello", "orders", "outcome_report", "resync")
+    __slots__ = ("hello", "orders", "outcome_report", "resync", "following")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_REPORT_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     hello: SchedulerHello
     orders: RunnerOrders
     outcome_report: OutcomeReport
     resync: _supervisor_pb2.Resync
-    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., orders: _Optional[_Union[RunnerOrders, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resync: _Optional[_Union[_supervisor_pb2.Resync, _Mapping]] = ...) -> None: ...
+    following: _containers.RepeatedCompositeFieldContainer[SchedulerToSupervisor]
+    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., orders: _Optional[_Union[RunnerOrders, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resync: _Optional[_Union[_supervisor_pb2.Resync, _Mapping]] = ..., following: _Optional[_Iterable[_Union[SchedulerToSupervisor, _Mapping]]] = ...) -> None: ...
 
 class SchedulerHello(_message.Message):
     __slots__ = ("term",)

@@ -14,6 +14,7 @@ from weft_gateway.shell.metrics import GatewayMetrics
 from weft_gateway.shell.oidc import BadToken, KeyPending, OidcConfig, TokenVerifier, context_for
 from weft_gateway.shell.rate_limits import duration
 from weft_gateway.shell.request_ids import Ids, drawn_ids
+from weft_gateway.shell.request_manager import patience_of
 from weft_gateway.shell.runner_session import RunnerSession
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 from weft_gateway.shell.tokenizer_cache import TokenizerCache

@@ -18,7 +18,7 @@ from weft.domain.fleet import FleetQuery, FleetReport
 from weft.domain.limits import LimitReport
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import PredictItem
-from weft.domain.request import Failed, Freeze, GatewayHello, Priority, Start, Stop, TokenLogprob
+from weft.domain.request import Failed, Freeze, GatewayHello, Priority, Start, Started, Stop, TokenLogprob
 from weft.domain.routes import Routes
 from weft.machine_shell import MachineShell
 from weft.telemetry.invariants import holds
@@ -44,6 +44,7 @@ from weft_gateway.shell.rate_limits import RateLimits
 from weft_gateway.shell.runner_session import RunnerSession
 
 CHECK_S = 1.0  # between two checks of the machine's invariants
+STARTED_PATIENCE_S = 0.25  # for the word that a request began, until another message goes to the scheduler
 log = logging.getLogger(__name__)
 
 
@@ -118,6 +119,7 @@ class RequestManager:
             on_message=self._on_scheduler,
             on_up=self._on_scheduler_up,
             on_down=lambda reason: self.feed(Closed(SCHEDULER, reason)),
+            joins=True,
         )
 
     # ---------------------------------------------------------------- what handlers use
@@ -265,7 +267,8 @@ class RequestManager:
                 about = {"epoch": tuple(message.epoch), "reason": message.reason.name, "detail": message.detail}
                 log.info("epoch over", extra=self._log_fields(message.request_id, **about))
             if self.scheduler.up:  # without a stream the next one begins with everything that counts
-                self.scheduler.send(GATEWAY_TO_SCHEDULER.encode(cast(GatewayMessage, message)))
+                patience_s = patience_of(message)
+                self.scheduler.send(GATEWAY_TO_SCHEDULER.encode(cast(GatewayMessage, message)), patience_s=patience_s)
 
     def _finish(self, finish: events.Finish) -> None:
         """The one end: the client is woken whatever fails here."""
@@ -317,6 +320,15 @@ class RequestManager:
         answer = self._answers.get(request_id)
         model = {"model": answer.model} if answer else {}
         return {"kv": {"request_id": request_id, **model, **fields}}
+
+
+def patience_of(message: object) -> float:
+    """Return how long a message to the scheduler may wait for another one to go with.
+
+    That a request began is noted there, and its runner reports it, too; what a prompt runner has handed over, and what
+    has ended, makes room for others.
+    """
+    return STARTED_PATIENCE_S if isinstance(message, Started) and not message.handed_off else 0.0
 
 
 def check_gateway(machine: Gateway) -> None:

@@ -12,7 +12,7 @@ from weft.domain.request import Draining, Freeze, SessionReady, Start, Stop
 from weft.telemetry.logs import kv
 from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, report_peer_error
-from weft.wire.streams import SendQueue, channel
+from weft.wire.streams import CALLED, TAKES_FOLLOWING, SendQueue, accepted_by, channel, unjoined
 from weft.wire.tls import Tls
 from weft.wire.v1 import runner_pb2, runner_pb2_grpc
 from weft_gateway.core.events import OpenSession
@@ -59,10 +59,12 @@ class RunnerSession:
         detail = "closed by the runner"
         try:
             async with channel(self._address, self._tls, "runner") as connection:
-                call: Call = runner_pb2_grpc.RunnerStub(connection).Session(aiter(self._outbox))
+                call: Call = runner_pb2_grpc.RunnerStub(connection).Session(aiter(self._outbox), metadata=(CALLED,))
                 try:
+                    self._outbox.joins = await accepted_by(call) == TAKES_FOLLOWING
                     async for message in call:
-                        self._receive(message)
+                        for one in unjoined(message) if message.following else (message,):
+                            self._receive(one)
                 finally:
                     call.cancel()
         except grpc.aio.AioRpcError as error:

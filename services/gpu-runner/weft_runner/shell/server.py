@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -84,7 +85,8 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
             self._engine.post(Connected(session.peer, hello))
             log.info("session opened", extra=kv(gateway=hello.gateway))
             try:
-                async for message in serve_stream(requests, context, session.outbox, lambda m: self._take(session, m)):
+                take = partial(self._take, session)
+                async for message in serve_stream(requests, context, session.outbox, take, joins=True):
                     yield message
             finally:
                 del self._sessions[session.peer]
