@@ -174,3 +174,19 @@ async def test_an_idle_stream_gets_comment_pings(world: World, monkeypatch: pyte
         assert seen[2::2] == [": ping", ": ping"]
         world.runner.step(start, 1, [], common_pb2.FINISH_REASON_EOS)
         assert [line async for line in lines if line.startswith("data")][-1] == "data: [DONE]"
+
+
+async def test_a_request_has_one_line_in_the_log_and_its_way_only_for_who_debugs(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lines(level: str) -> list[str]:
+        caplog.clear()
+        caplog.set_level(level, "weft_gateway")
+        async with world.http() as http:
+            assert (await http.post("/v1/completions", json={"model": "tiny", "prompt": "hello"})).status_code == 200
+        own = [record for record in caplog.records if record.name.startswith("weft_gateway")]
+        return [record.message for record in own if "request_id" in vars(record).get("kv", {})]
+
+    await lines("INFO")  # which opens the session
+    assert await lines("INFO") == ["finished"]
+    assert await lines("DEBUG") == ["submitted", "assigned", "finished"]

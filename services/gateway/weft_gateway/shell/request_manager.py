@@ -228,8 +228,9 @@ class RequestManager:
                     step.set_exception(from_failure(failure))
             case events.Submitted(request, predicted):
                 self.metrics.predict_failures.inc(not predicted)
-                for answer_id in request.answers:
-                    log.info("submitted", extra=self._log_fields(answer_id, prompt_tokens=len(request.prompt)))
+                if log.isEnabledFor(logging.DEBUG):
+                    for answer_id in request.answers:
+                        log.debug("submitted", extra=self._log_fields(answer_id, prompt_tokens=len(request.prompt)))
             case events.RoutesChanged(pools):
                 routes = self.machine.routes
                 level = logging.INFO if pools else logging.DEBUG  # adapters come and go by the thousand
@@ -255,9 +256,9 @@ class RequestManager:
     def _send(self, send: Send) -> None:
         peer, message = send
         if peer.kind is Kind.RUNNER:
-            if isinstance(message, Start):
+            if isinstance(message, Start) and log.isEnabledFor(logging.DEBUG):
                 fields = self._log_fields(message.request_id, epoch=tuple(message.epoch), runner=peer.name)
-                log.info("assigned", extra=fields)
+                log.debug("assigned", extra=fields)
             if session := self._sessions.get(peer):
                 session.send(cast(Start | Stop | Freeze, message))
         elif isinstance(message, PredictItem):
