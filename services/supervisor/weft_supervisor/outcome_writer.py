@@ -16,7 +16,7 @@ from itertools import islice
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.request import OutcomeReport
+from weft.domain.request import Outcome, OutcomeReport
 from weft.store import fencing_terms, outcomes
 from weft.store.errors import StoreError, Unstorable
 from weft.telemetry.logs import kv
@@ -51,7 +51,7 @@ class OutcomeWriter:
         self._engine, self._on_stored = engine, on_stored
         self._on_dropped, self._on_space = on_dropped, on_space
         self._refused = False
-        self._waiting: dict[str, OutcomeReport] = {}  # oldest first
+        self._waiting: dict[str, tuple[OutcomeReport, Outcome]] = {}  # with what is in its record; oldest first
         self._term = self._stored_term = 0
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
@@ -64,7 +64,7 @@ class OutcomeWriter:
     def put(self, outcome: OutcomeReport) -> bool:
         """Take an outcome. Returns False where the queue is full, and it was not taken."""
         try:
-            outcome_from_bytes(outcome.record)
+            record = outcome_from_bytes(outcome.record)
         except PeerError as error:
             log.error("outcome cannot be read: dropped", extra=kv(request_id=outcome.request_id, error=error))
             metrics.OUTCOMES.labels("dropped").inc()
@@ -74,7 +74,7 @@ class OutcomeWriter:
             metrics.OUTCOMES.labels("refused").inc()
             self._refused = True
             return False
-        self._waiting.setdefault(outcome.request_id, outcome)
+        self._waiting.setdefault(outcome.request_id, (outcome, record))
         if len(self._waiting) >= BATCH:
             self._full.set()
         self._work()
@@ -132,23 +132,22 @@ class OutcomeWriter:
             self._forget_at = time.monotonic() + FORGET_EVERY_S
             log.debug("old outcomes deleted", extra=kv(outcomes=gone))
 
-    async def _store(self, batch: Sequence[OutcomeReport]) -> None:
-        new = await self._record(batch)
-        for outcome in batch:
+    async def _store(self, batch: Sequence[tuple[OutcomeReport, Outcome]]) -> None:
+        new = await self._record([record for _, record in batch])
+        for outcome, _ in batch:
             del self._waiting[outcome.request_id]
         if len(self._waiting) < BATCH and not self._closed.is_set():
             self._full.clear()
         metrics.OUTCOMES.labels("stored").inc(len(new))
         metrics.OUTCOMES.labels("duplicate").inc(len(batch) - len(new))
-        self._on_stored(batch)
+        self._on_stored([outcome for outcome, _ in batch])
         if self._refused and 2 * len(self._waiting) <= MAX_WAITING:
             self._refused = False
             self._on_space()
 
-    async def _record(self, batch: Sequence[OutcomeReport]) -> set[str]:
+    async def _record(self, batch: Sequence[Outcome]) -> set[str]:
         try:
-            rows = [outcome_from_bytes(outcome.record) for outcome in batch]
-            return await outcomes.record(self._engine, rows, now_unix_ms=_now_unix_ms())
+            return await outcomes.record(self._engine, batch, now_unix_ms=_now_unix_ms())
         except Unstorable as error:
             if len(batch) > 1:  # one that no database takes must not keep the others waiting
                 return set[str]().union(*[await self._record([outcome]) for outcome in batch])
