@@ -29,6 +29,7 @@ CALLERS: Mapping[str, frozenset[Role]] = {
     "/weft.v1.Admin/WithdrawKey": frozenset({"operator"}),
     "/weft.v1.Admin/ListDeclaredKeys": frozenset({"operator"}),
     "/weft.v1.Runner/Session": frozenset({"gateway"}),
+    "/weft.v1.Predictor/Predictions": frozenset({"gateway"}),
     "/weft.v1.Predictor/Predict": frozenset({"gateway"}),
     "/weft.v1.Predictor/Observe": frozenset({"supervisor"}),
     **dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The gRPC shell: Predict and Observe.
+"""The gRPC shell: Predictions, Predict and Observe.
 
 One thread, the inference thread, owns the model: predictions, outcomes and copies queue for that thread, while the
 event loop goes on.
@@ -18,7 +18,7 @@ from weft.domain.prediction import PredictItem
 from weft.domain.request import Outcome
 from weft.telemetry.tracing import Tracer
 from weft.wire.codec.prediction import observed, predict_items, predict_response
-from weft.wire.errors import peer_errors
+from weft.wire.errors import PeerError, peer_errors
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import predictor_pb2 as pb
 from weft.wire.v1.predictor_pb2_grpc import PredictorServicer
@@ -26,7 +26,14 @@ from weft_predictor import metrics
 from weft_predictor.core.length_model import LengthModel
 
 T = TypeVar("T")
-MAX_CALLS = 256  # Predict calls that wait or run; a gateway has one at a time
+M = TypeVar("M", pb.PredictResponse, pb.ObserveAck)
+MAX_CALLS = 256  # requests for predictions that wait or run; a gateway has one at a time
+
+
+class TooManyCalls(PeerError):
+    """More requests wait for the inference thread than may."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class PredictorServer(PredictorServicer):
@@ -34,7 +41,7 @@ class PredictorServer(PredictorServicer):
 
     def __init__(self, model: LengthModel, tracer: Tracer | None = None) -> None:
         self.model, self._tracer = model, tracer
-        self._streams: set[SendQueue[pb.ObserveAck]] = set()
+        self._streams: set[SendQueue[Any]] = set()
         self._inference = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._calls = 0
         self.learned_some = asyncio.Event()
@@ -46,10 +53,21 @@ class PredictorServer(PredictorServicer):
     async def Predict(  # noqa: N802 (the contract's name)
         self, request: pb.PredictRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.PredictResponse:
-        if self._calls >= MAX_CALLS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_CALLS} calls wait already")
         async with peer_errors("gateway", context):
-            items = predict_items(request)
+            return await self._predicted(request)
+
+    async def Predictions(  # noqa: N802 (the contract's name)
+        self, request_iterator: AsyncIterator[pb.PredictRequest], context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[pb.PredictResponse]:
+        answers = (await self._predicted(request) async for request in request_iterator)
+        async for response in self._stream("gateway", answers, context):
+            yield response
+
+    async def _predicted(self, request: pb.PredictRequest) -> pb.PredictResponse:
+        """Answer a request. Raises PeerError."""
+        if self._calls >= MAX_CALLS:
+            raise TooManyCalls(f"{MAX_CALLS} calls wait already")
+        items = predict_items(request)
         self._calls += 1
         began = time.monotonic()
         try:
@@ -70,21 +88,28 @@ class PredictorServer(PredictorServicer):
     async def Observe(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[pb.ObserveRequest], context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[pb.ObserveAck]:
-        outbox: SendQueue[pb.ObserveAck] = SendQueue()
+        async for ack in self._stream("supervisor", self._learned(request_iterator), context):
+            yield ack
 
-        def acknowledge(ack: pb.ObserveAck) -> None:
-            outbox.put(ack)
+    async def _stream(
+        self, peer: str, answers: AsyncIterator[M], context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[M]:
+        """Yield the answers to a peer's messages, each of which is read when the one before is answered."""
+        outbox: SendQueue[M] = SendQueue()
+
+        def take(answer: M) -> None:
+            outbox.put(answer)
 
         self._streams.add(outbox)
         try:
-            async with peer_errors("supervisor", context):
-                async for ack in serve_stream(self._learned(request_iterator), context, outbox, acknowledge):
-                    yield ack
+            async with peer_errors(peer, context):
+                async for answer in serve_stream(answers, context, outbox, take):
+                    yield answer
         finally:
             self._streams.discard(outbox)
 
     def close_streams(self) -> None:
-        """End every Observe stream, so that a drain need not wait for its peers."""
+        """End every stream, so that a drain need not wait for its peers."""
         for outbox in self._streams:
             outbox.close()
 

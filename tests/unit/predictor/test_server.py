@@ -75,6 +75,24 @@ async def test_a_batch_is_answered_in_its_order(stub):
     assert (await stub.Predict(pb.PredictRequest())).items == []
 
 
+async def test_a_stream_answers_each_request_in_order_until_the_server_drains(server, stub):
+    call = stub.Predictions()
+    for names in (["b", "a"], [], ["c"]):
+        await call.write(pb.PredictRequest(items=[pb.PredictItem(request_id=name) for name in names]))
+    answers = [await soon(call.read()) for _ in range(3)]
+    assert [[item.request_id for item in answer.items] for answer in answers] == [["b", "a"], [], ["c"]]
+    server.close_streams()
+    assert await soon(call.read()) is grpc.aio.EOF
+
+
+async def test_a_stream_with_more_items_than_one_request_has_is_refused(stub):
+    call = stub.Predictions()
+    await call.write(pb.PredictRequest(items=[pb.PredictItem()] * (MAX_ITEMS + 1)))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await soon(call.read())
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_outcomes_are_acknowledged_one_by_one_and_change_the_answer_and_the_version(stub):
     assert await observe(stub, *(outcome(str(i)) for i in range(30))) == [str(i) for i in range(30)]
     after = await ask(stub, "x")

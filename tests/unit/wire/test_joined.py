@@ -1,7 +1,7 @@
 """Messages that wait together go as one to a peer that takes them so, in their order, and one by one to any other."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -136,7 +136,7 @@ class Server(runner_pb2_grpc.RunnerServicer):
 
 
 @asynccontextmanager
-async def opened(server: Server) -> AsyncIterator[Any]:
+async def opened(server: Server) -> AsyncGenerator[Any]:
     """The stub's method, to a server that serves."""
     grpc_server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     runner_pb2_grpc.add_RunnerServicer_to_server(server, grpc_server)

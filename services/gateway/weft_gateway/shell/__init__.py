@@ -12,6 +12,7 @@ from weft_gateway.shell.chunk_pacing import ChunkPacing
 from weft_gateway.shell.depot_client import fetch_tokenizer_files
 from weft_gateway.shell.metrics import GatewayMetrics
 from weft_gateway.shell.oidc import BadToken, KeyPending, OidcConfig, TokenVerifier, context_for
+from weft_gateway.shell.predictor_client import PredictorClient
 from weft_gateway.shell.rate_limits import duration
 from weft_gateway.shell.request_ids import Ids, drawn_ids
 from weft_gateway.shell.request_manager import patience_of
