@@ -252,7 +252,7 @@ class RunnerShell(BaseShell):
 
     def start(self, process: Process) -> Machine[Any, Any]:
         identity = RunnerId(self.plan.spec.runner.uuid, f"i{process.generation}")
-        self.spec = spec = replace(self.plan.spec, runner=identity)
+        self.spec = spec = replace(self.plan.spec, runner=identity, swaps=self.plan.swap_page_bytes > 0)
         process.peer = Peer(Kind.RUNNER, f"{identity.uuid}/{identity.incarnation}")
         self._world.laws.registered(process.peer, spec)
         self.device = Device(spec.page_tokens)

@@ -40,6 +40,7 @@ from weft.domain.ids import BASE, NEVER, Epoch, RunnerId
 
 MAX_STOP_TOKENS, MAX_BAD_WORDS, MAX_ALLOWED_TOKENS = 128, 64, 4096  # of one request
 MAX_GRAMMAR = 64 << 10  # of its text
+MAX_PARKS = 64  # sequences that make room for one request
 MAX_ALTERNATIVES = 20  # reported beside each token
 _Banned = Annotated[tuple[Any32, ...], Bound(64, what="the length of a bad word")]
 GatewayId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a gateway's id")]
@@ -191,6 +192,8 @@ class Allotment(NamedTuple):
     by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
     leaves: bool = False  # where it outruns its reservation and no page is free it is preempted itself (S3)
     stays: bool = False  # it was preempted as often as it may be: another one is, and all its pages are reserved
+    # Sequences of tenants beyond their share that are parked for it where the runner has no room, the first ones first.
+    parks: Annotated[tuple[RequestId, ...], Bound(MAX_PARKS, what="the number of sequences to park")] = ()
 
 
 NO_ALLOTMENT = Allotment()

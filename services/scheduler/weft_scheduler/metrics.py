@@ -39,6 +39,7 @@ class SchedulerMetrics:
         self._batch_preemptions = counter(
             "batch_preemptions_total", "Batch requests ordered off runners for interactive ones", "pool"
         )
+        self._parked = counter("parked_total", "Sequences beyond a tenant's share that were parked for others", "pool")
         self._role_changes = counter("role_changes_total", "Roles that runners were ordered to take", "pool", "role")
         self._stale = counter("stale_total", "Events that changed nothing any more", "event")
         self._runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
@@ -107,6 +108,8 @@ class SchedulerMetrics:
                 self._role_changes.labels(effect.pool, effect.role).inc()
             case effects.BatchPreempted():
                 self._batch_preemptions.labels(effect.pool).inc(len(effect.request_ids))
+            case effects.SequencesParked():
+                self._parked.labels(effect.pool).inc(len(effect.parks))
             case effects.Judged():
                 met = ("met" if effect.ttft_met else "missed", "met" if effect.token_time_met else "missed")
                 self._slo_requests.labels(effect.pool, *met).inc()

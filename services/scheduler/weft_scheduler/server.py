@@ -207,6 +207,9 @@ def _log(effect: Effect) -> None:
         case effects.BatchPreempted():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, requests=len(effect.request_ids))
             log.info("batch requests leave for interactive ones", extra=about)
+        case effects.SequencesParked():
+            about = kv(request_id=effect.request_id, runner=effect.runner.uuid, sequences=len(effect.parks))
+            log.debug("sequences parked for a tenant within its share", extra=about)
         case effects.RoleChanged():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, role=effect.role, reason=effect.reason)
             log.info("role of a runner changed", extra=about)

@@ -78,7 +78,7 @@ def test_a_gap_leaves_the_book_as_it_was() -> None:
         RunnerReport(1, True, RunnerFigures(free_pages=65)),
         RunnerReport(1, True, RunnerFigures(used_pages=65)),
         RunnerReport(1, True, RunnerFigures(adapter_pages=65)),
-        RunnerReport(1, True, sequences=[SequenceState(str(n), Epoch(1, 1), "g", "", 1, 1, n) for n in range(5)]),
+        RunnerReport(1, True, sequences=[SequenceState(str(n), Epoch(1, 1), "g", "", 1, 1, n) for n in range(9)]),
     ],
 )
 def test_a_report_beyond_the_specification_is_refused(report: RunnerReport) -> None:

@@ -179,6 +179,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.pool = self.device.pool
         self.counter = self.drawn = 0
         self.live: dict[str, Epoch] = {}
+        self.deferred: set[str] = set()  # started, and waiting for copies
 
     @rule(
         key=st.sampled_from("vwxyz"),
@@ -189,17 +190,21 @@ class MemoryMachine(RuleBasedStateMachine):
         reservation=st.integers(0, 20),
         adapter=st.sampled_from(["", "", *SIZES]),
         salt=st.sampled_from(["", "t", "t", "u"]),
+        parks=st.lists(st.sampled_from("vwxyz"), max_size=3, unique=True).map(tuple),
     )
-    def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, salt) -> None:
+    def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, salt, parks=()) -> None:
         self.counter += 1
         request = start_of(
             key, self.counter, prompt, max_tokens, adapter=adapter, emitted=(1,) * emitted,
-            reservation_tokens=reservation, cache_salt=salt,
+            reservation_tokens=reservation, cache_salt=salt, parks=parks,
         )  # fmt: skip
         self.pool.start(request, session(owner), "g", 0.0)
         self.live.pop(key, None)
+        self.deferred.discard(key)
         if key in self.pool.sequences:
             self.live[key] = request.epoch
+        elif key in self.pool.preemption.parking.deferred:
+            self.deferred.add(key)
         self.hear()
 
     @rule(key=st.sampled_from("vwxyz"))
@@ -249,6 +254,10 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def hear(self) -> None:
         self.device.execute()
+        for key in self.deferred - self.pool.preemption.parking.deferred.keys():
+            self.deferred.remove(key)
+            if key in self.pool.sequences:
+                self.live[key] = self.pool.sequences[key].start.epoch
         for event in flat(take(self.pool, Send)):
             ended = isinstance(event, Ended | NoCapacity) or event.finish is not None
             if ended and self.live.get(event.request_id) == event.epoch:
@@ -275,9 +284,9 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 class SwappingMachine(MemoryMachine):
-    """The same where preempted sequences go to host memory, which adapters need, too."""
+    """The same where preempted and parked sequences go to host memory, which adapters need, too."""
 
-    limits = SWAPPING
+    limits = replace(SWAPPING, max_sequences=3)
 
 
 class PrefixMachine(MemoryMachine):

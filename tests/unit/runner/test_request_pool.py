@@ -80,7 +80,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.flying: list[tuple[Batch, list[Sequence]]] = []
 
     @rule(
-        key=st.sampled_from("vwxyz"),
+        key=st.sampled_from("uvwxyz"),
         owner=st.integers(1, 2),
         prompt=st.integers(0, 45),
         emitted=st.integers(0, 4),
@@ -89,13 +89,14 @@ class PoolMachine(RuleBasedStateMachine):
         adapter=st.sampled_from(["", "a", "b", "c"]),
         stale=st.booleans(),
         priority=st.sampled_from(Priority),
+        parks=st.lists(st.sampled_from("uvwxyz"), max_size=3, unique=True).map(tuple),
     )
-    def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, stale, priority) -> None:
+    def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, stale, priority, parks) -> None:
         if not stale:
             self.counter += 1
         request = start_of(
             key, self.counter, (1,) * prompt, max_tokens, adapter=adapter, emitted=(1,) * emitted,
-            reservation_tokens=reservation, priority=priority,
+            reservation_tokens=reservation, priority=priority, parks=parks,
         )  # fmt: skip
         known = self.counter <= self.seen.get(key, -1)
         self.seen[key] = max(self.counter, self.seen.get(key, -1))
@@ -111,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.live[key] = (request.epoch, owner)
         self.hear()
 
-    @rule(key=st.sampled_from("vwxyz"), offset=st.integers(-1, 1), owner=st.integers(1, 2))
+    @rule(key=st.sampled_from("uvwxyz"), offset=st.integers(-1, 1), owner=st.integers(1, 2))
     def stop(self, key: str, offset: int, owner: int) -> None:
         counter = max(1, (self.live[key][0].counter if key in self.live else self.counter) + offset)
         self.pool.stop(key, Epoch(1, counter), session(owner))

@@ -237,7 +237,7 @@ def test_after_a_last_preemption_a_request_reserves_a_whole_answer_and_stays(dri
         assert of(driver.preempt(assign.runner.uuid, "r", 16, for_="other"), Preempt)
         (assign,) = of(driver.failed("r", FailReason.PREEMPTED, emitted), Assign)
         driver.runner("a", *[driver.view("r")] * (assign.runner.uuid == "a"))
-    assert assign.allotment[3:] == (False, False, True)
+    assert assign.allotment[3:6] == (False, False, True)
     assert assign.reservation_tokens == 100 - 7
     driver.runner(assign.runner.uuid, driver.view("r", 93), free=90)
     driver.outcome("r")

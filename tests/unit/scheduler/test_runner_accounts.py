@@ -67,7 +67,7 @@ def test_a_report_that_does_not_follow_leaves_the_runner_as_it_was() -> None:
         (StaleReport, RunnerReport(1, False, RunnerFigures(1))),
         (StaleReport, RunnerReport(0, True, RunnerFigures(1))),
         (ReportInvalid, RunnerReport(2, False, RunnerFigures(101))),
-        (ReportInvalid, RunnerReport(2, False, RunnerFigures(1), [sequence(f"s{i}", E[1]) for i in range(64)])),
+        (ReportInvalid, RunnerReport(2, False, RunnerFigures(1), [sequence(f"s{i}", E[1]) for i in range(128)])),
     ):
         with pytest.raises(error):
             runner.accounts.apply(report, 1.0)

@@ -15,6 +15,12 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PROMPT: _ClassVar[Role]
     ROLE_TOKEN: _ClassVar[Role]
 
+class Parking(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PARKING_NONE: _ClassVar[Parking]
+    PARKING_PARKED: _ClassVar[Parking]
+    PARKING_OVER: _ClassVar[Parking]
+
 class KeyScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     KEY_SCOPE_INFERENCE: _ClassVar[KeyScope]
@@ -25,6 +31,9 @@ ROLE_UNSPECIFIED: Role
 ROLE_MIXED: Role
 ROLE_PROMPT: Role
 ROLE_TOKEN: Role
+PARKING_NONE: Parking
+PARKING_PARKED: Parking
+PARKING_OVER: Parking
 KEY_SCOPE_INFERENCE: KeyScope
 KEY_SCOPE_READ_ONLY: KeyScope
 KEY_SCOPE_METRICS: KeyScope
@@ -41,7 +50,7 @@ class RunnerToSupervisor(_message.Message):
     def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., report: _Optional[_Union[RunnerReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s", "page_bytes", "kv_address", "kv_layout", "role", "kv_bytes_per_s")
+    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s", "page_bytes", "kv_address", "kv_layout", "role", "kv_bytes_per_s", "swaps")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +72,7 @@ class RunnerHello(_message.Message):
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
     runner: _common_pb2.RunnerId
     address: str
     pool: str
@@ -84,7 +94,8 @@ class RunnerHello(_message.Message):
     kv_layout: str
     role: Role
     kv_bytes_per_s: float
-    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., page_bytes: _Optional[int] = ..., kv_address: _Optional[str] = ..., kv_layout: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., kv_bytes_per_s: _Optional[float] = ...) -> None: ...
+    swaps: bool
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., page_bytes: _Optional[int] = ..., kv_address: _Optional[str] = ..., kv_layout: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., kv_bytes_per_s: _Optional[float] = ..., swaps: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -177,7 +188,7 @@ class Resync(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class SequenceState(_message.Message):
-    __slots__ = ("request_id", "epoch", "gateway", "adapter", "reserved_pages", "arrived_ms", "reservation_tokens", "stays", "priority")
+    __slots__ = ("request_id", "epoch", "gateway", "adapter", "reserved_pages", "arrived_ms", "reservation_tokens", "stays", "priority", "parking")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +198,7 @@ class SequenceState(_message.Message):
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STAYS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PARKING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     gateway: str
@@ -196,7 +208,8 @@ class SequenceState(_message.Message):
     reservation_tokens: int
     stays: bool
     priority: _common_pb2.Priority
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway: _Optional[str] = ..., adapter: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., arrived_ms: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., stays: _Optional[bool] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ...) -> None: ...
+    parking: Parking
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway: _Optional[str] = ..., adapter: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., arrived_ms: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., stays: _Optional[bool] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., parking: _Optional[_Union[Parking, str]] = ...) -> None: ...
 
 class AdapterState(_message.Message):
     __slots__ = ("digest", "tier", "running", "bytes", "loading", "error", "rank", "shortfall")

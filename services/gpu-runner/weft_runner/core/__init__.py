@@ -65,6 +65,7 @@ from weft_runner.core.events import (
 from weft_runner.core.host_cache import PREFETCHES, CachedPage, HostCache, check_host_cache
 from weft_runner.core.layer_cut import layer_cost
 from weft_runner.core.page_table import PageTable, check_page_table
+from weft_runner.core.preempt.parking import MAX_PARKED_S, SequenceParking
 from weft_runner.core.preempt.preemption import select_victim
 from weft_runner.core.prefix.cache import PageHashChain
 from weft_runner.core.prefix.host import HostPrefixes

@@ -114,7 +114,7 @@ class Reporter:
         return SequenceState(
             start.request_id, start.epoch, sequence.gateway, start.adapter,
             self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, round(1000 * sequence.arrived),
-            start.allotment.stays, start.priority,
+            start.allotment.stays, start.priority, self._pool.preemption.parking.state_of(sequence, self._pool.now),
         )  # fmt: skip
 
     def _adapters_changed(self) -> AdaptersChanged:

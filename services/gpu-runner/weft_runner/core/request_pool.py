@@ -8,7 +8,7 @@ marks of page table and adapter manager.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -40,6 +40,7 @@ from weft_runner.core.drafts.drafter import Search
 from weft_runner.core.drafts.recent_answers import check_recent_answers
 from weft_runner.core.drain import RunnerDrain
 from weft_runner.core.page_table import PageTable, check_page_table
+from weft_runner.core.preempt.parking import DeferredStart, SequenceParking, check_parking
 from weft_runner.core.preempt.preemption import Preemptor
 from weft_runner.core.prefix.host import HostPrefixes, check_host_prefixes
 from weft_runner.core.prefix.reuse import PrefixReuse
@@ -95,16 +96,19 @@ class RequestPool:
             self.go_on, self.swap, self.host_prefixes, self.pages, self.adapters, self.reservations, self.reuse,
             self.scheduler,
         )  # fmt: skip
+        parking = SequenceParking(
+            self.sequences, limits, self.pages, self.scheduler, self.swapping, self.timers, self._admit_deferred
+        )
         self.preemption = Preemptor(
             self.sequences, self.settle, self.remove, self.reservations, self.swapping, kv, self.adapters, self.effects,
-            self.timers,
+            self.timers, parking,
         )  # fmt: skip
         self.drain = RunnerDrain(self.sequences, self.end, kv, self.scheduler, self.timers)
         self.masks = AwaitedMasks(self.scheduler, self.timers)
 
     def account_stall_time(self, now: float) -> None:
-        """Account the time since the call before this one to who is paused or swapped and has stood still."""
-        if self.reservations.paused or self.swap.by_key:
+        """Account the time since the call before this one to who is paused, swapped or parked and has stood still."""
+        if self.reservations.paused or self.swap.by_key or self.preemption.parking.parked:
             self.preemption.stand_still(now - self.now)
         self.now = now
 
@@ -127,19 +131,32 @@ class RequestPool:
         self._epochs.see(start.request_id, start.epoch)
         if held is not None:
             self.remove(held)  # one owner a request: the highest epoch
-        match self._start(start, owner, gateway, now, grammar):
-            case SequenceTokens() as answer:
+        self.preemption.parking.withdraw(start.request_id, owner)
+        self._answer(owner, self._start(start, owner, gateway, now, grammar))
+
+    def _answer(self, owner: Peer, answer: Ended | NoCapacity | SequenceTokens | None) -> None:
+        match answer:
+            case SequenceTokens():
                 self.produce(owner, [answer])
             case None:
                 pass
-            case answer:
+            case _:
                 self.effects.append(Send(owner, answer))
+
+    def _admit_deferred(self, deferred: DeferredStart) -> None:
+        """Admit a Start whose room is there, if it still is."""
+        start = deferred.start
+        start = replace(start, allotment=start.allotment._replace(parks=()))
+        answer = self._start(start, deferred.owner, deferred.gateway, self.now, deferred.grammar)
+        self._answer(deferred.owner, answer)
 
     def stop(
         self, request_id: str, epoch: Epoch, owner: Peer, finish: FinishReason | None = None, *, preempted: bool = False
     ) -> None:
         """Cancel an epoch: its pages are free before the next step. Only the session that started it may."""
-        sequence = self.sequences.get(request_id)
+        sequence, deferred = self.sequences.get(request_id), self.preemption.parking.deferred.get(request_id)
+        if deferred is not None and deferred.start.epoch <= epoch:
+            self.preemption.parking.withdraw(request_id, owner)
         if sequence is not None and sequence.owner == owner and sequence.start.epoch <= epoch:
             if preempted:
                 self.preemption.count()
@@ -156,6 +173,8 @@ class RequestPool:
 
     def cancel_session(self, owner: Peer) -> None:
         """Cancel what the session held."""
+        for request_id in [*self.preemption.parking.deferred]:
+            self.preemption.parking.withdraw(request_id, owner)
         for sequence in [s for s in self.sequences.values() if s.owner == owner]:
             self.remove(sequence)
 
@@ -187,16 +206,22 @@ class RequestPool:
     @property
     def runnable(self) -> bool:
         """Something can run in the next iteration."""
-        held = self.masks.late
-        for s in self.sequences.values():  # noqa: SIM110 (at every iteration: `any` would call a generator)
-            if s.phase in RUNNING and not s.in_flight and s.key not in held:
+        late, parked = self.masks.late, self.preemption.parking.parked
+        for s in self.sequences.values():  # at every iteration: `any` would call a generator
+            if s.phase in RUNNING and not s.in_flight and s.key not in late and s.key not in parked:
                 return True
         return False
 
     @property
     def next_tokens(self) -> int:
         """What all that run, here and in flight, have to compute before each gets its next token."""
-        return sum(s.pending for s in self.sequences.values() if s.phase in RUNNING)
+        parked = self.preemption.parking.parked
+        return sum(s.pending for s in self.sequences.values() if s.phase in RUNNING and s.key not in parked)
+
+    def _held_out(self) -> Container[str]:
+        """Return the sequences that no batch has: their masks are late, or they are parked."""
+        late, parked = self.masks.late, self.preemption.parking.parked
+        return late | parked.keys() if parked else late
 
     def schedule(self, depth: int = 1, free: int = 1) -> Batch:
         """Grow what is full, then form the next batch; the last one again where nothing has changed.
@@ -258,7 +283,9 @@ class RequestPool:
         if self.masks.constrained:
             self.masks.before_step(self.now)
         in_flight = {
-            row.key: row for row, sequence in zip(step.batch.rows, step.sequences, strict=True) if self.runs(sequence)
+            row.key: row
+            for row, sequence in zip(step.batch.rows, step.sequences, strict=True)
+            if self.runs(sequence, step.departures)
         }
         # 1. those that are in no step, as ever
         for sequence in self._here(SequencePhase.PREFILL):
@@ -268,8 +295,9 @@ class RequestPool:
         # 2. each as it will be: in KV, and with how many tokens to feed
         prefilling, decoding, full = list[tuple[Sequence, Candidate]](), list[Candidate](), list[Sequence]()
         keys, steps_left, lasts = 0, self.limits.max_context_tokens, True
+        held = self._held_out()
         for sequence in self.sequences.values():
-            if sequence.phase not in RUNNING or sequence.key in self.masks.late:
+            if sequence.phase not in RUNNING or sequence.key in held:
                 continue
             candidate, row = _candidate(sequence), in_flight.get(sequence.key)
             if row is not None and row.samples:
@@ -299,9 +327,12 @@ class RequestPool:
         steps = (lambda: steps_left) if decoding and lasts else (lambda: 0)
         return self.scheduler.schedule([one for _, one in prefilling], decoding, keys, steps)
 
-    def runs(self, sequence: Sequence) -> bool:
-        """Say whether a row of it in a step in flight is accounted for: what has left since is not."""
-        return self.sequences.get(sequence.key) is sequence and sequence.runs
+    def runs(self, sequence: Sequence, departures: int) -> bool:
+        """Say whether a row of it in a step in flight is accounted for: what has left since is not, though it is back.
+
+        `departures`: those before that step.
+        """
+        return self.sequences.get(sequence.key) is sequence and sequence.runs and sequence.departed <= departures
 
     def account(self, batch: Batch, results: ev.StepResults, late: Iterable[str] = ()) -> None:
         """Take an iteration's results. `late`: of these no row is in the batch any more."""
@@ -357,7 +388,8 @@ class RequestPool:
     def figures(self, *, ready: bool, offload: OffloadState | None = None) -> RunnerFigures:
         """What a report says of the pool."""
         drafts = self.scheduler.drafter.figures
-        pages, free_pages = self.pages, max(0, self.adapters.free_pages() - self.swapping.owed_pages())
+        owed_pages = self.swapping.owed_pages() + self.preemption.parking.owed_pages
+        pages, free_pages = self.pages, max(0, self.adapters.free_pages() - owed_pages)
         return RunnerFigures(
             free_pages=free_pages, used_pages=pages.used_pages,
             adapter_pages=pages.total_pages - free_pages - pages.reserved_pages, draining=self.drain.on, ready=ready,
@@ -380,18 +412,26 @@ class RequestPool:
         if fault := adapters.infeasible_reason(digest):
             return ended(start, EndReason.LOAD_FAILED, fault)
         context = limits.context_beside(adapters.pages_beside(digest, announced=False))
-        free_pages = adapters.free_pages(digest, alone=not self.sequences) - self.swapping.owed_pages(start.priority)
+        owed_pages = self.swapping.owed_pages(start.priority) + self.preemption.parking.owed_pages
+        free_pages = adapters.free_pages(digest, alone=not self.sequences) - owed_pages
         if (answer := refusal(start, limits, context, free_pages)) is not None:
             return answer
-        if len(self.sequences) >= limits.max_sequences:
+        is_full = self.preemption.parking.places_taken(now) >= limits.max_sequences
+        if is_full and not start.allotment.parks:
             return no_capacity(start, free_pages, "sequences")
         chain = self.reuse.chain(start) if start.sampling.prompt_logprobs is None else None
         shared = self.reuse.find(chain, [*start.prompt, *start.emitted])
         beside = limits.context_beside(adapters.pages_beside(digest, announced=True))
         base_len = len(start.prompt) + len(start.emitted)  # of the answer, what leaves room for its adapter
         n_pages = first_reservation_pages(base_len, start.reservation_tokens, limits.page_tokens, max(base_len, beside))
-        if n_pages - len(shared) > free_pages - (self.pages.free_pages - self.pages.free_beside(shared)):
-            return no_capacity(start, free_pages, "pages")
+        short_pages = n_pages - len(shared) - free_pages + self.pages.free_pages - self.pages.free_beside(shared)
+        if is_full or short_pages > 0:
+            leaving = self.preemption.parking.make_room(start, short_pages, now)
+            if leaving is None:
+                return no_capacity(start, free_pages, "sequences" if is_full else "pages")
+            if leaving:
+                self.preemption.parking.defer(DeferredStart(start, owner, gateway, grammar, n_pages, leaving))
+                return None
         self._admissions += 1
         sequence = Sequence(
             start, owner, gateway, admitted=self._admissions, now=now, max_context_tokens=context, chain=chain,
@@ -449,6 +489,7 @@ class RequestPool:
         self.reservations.serve_paused(self.sequences)
         self.adapters.queue.owe_pages(owed=bool(self.reservations.paused))
         self.swapping.bring_back()
+        self.preemption.parking.serve(self.now)
         self.adapters.reconcile()
         for digest in self.adapters.queue.take_ready():
             for sequence in self.sequences.values():
@@ -477,6 +518,7 @@ class RequestPool:
         del self.sequences[sequence.key]
         self.scheduler.drafter.remove(sequence, self.now, ended=finish in WHOLE)
         self.masks.remove(sequence.key)
+        self.preemption.parking.forget(sequence)
         self.reservations.remove(sequence.key)
         self.swapping.remove(sequence)
         self._kv.forget(sequence.key)
@@ -522,8 +564,8 @@ class RequestPool:
         return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - in_kv
 
     def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
-        """Sequences of a phase that are not in flight and wait for no mask, in order of admission."""
-        held = self.masks.late
+        """Sequences of a phase that are not in flight, wait for no mask and are not parked, in order of admission."""
+        held = self._held_out()
         return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight and s.key not in held)
 
     def _decoding(self, depth: int, free: int) -> list[Sequence]:
@@ -591,6 +633,7 @@ def check_pool(pool: RequestPool) -> None:
     check_page_table(pool.pages, [page for a in pool.adapters.adapters.values() for page in a.pages])
     check_adapters(pool.adapters)
     check_swap(pool.swap)
+    check_parking(pool.preemption.parking)
     check_host_prefixes(pool.host_prefixes)
     check_kv_transfers(pool.hand_over.kv, pool.sequences.values())
     known = {"", *pool.adapters.adapters}

@@ -101,6 +101,9 @@ class Runner:
                 pool.hand_over.kv.expire_offer(request_id)
             case ("transfer", key):
                 pool.hand_over.expire(key)
+            case ("parked",):
+                pool.preemption.parking.expire(now)
+                pool.settle()
             case ("retry",):
                 if pool.adapters.not_ready_reason():
                     pool.adapters.retry()
@@ -156,7 +159,7 @@ class Runner:
         batch, pool, late = step.batch, self.pool, list[str]()
         if step.departures != pool.scheduler.departures or results.late:
             rows = zip(batch.rows, step.sequences, strict=True)
-            here = tuple(row for row, sequence in rows if pool.runs(sequence))  # those that have left do not count
+            here = tuple(row for row, sequence in rows if pool.runs(sequence, step.departures))  # who has left does not
             late = [row.key for row in here if row.key in results.late]  # nor do these: they feed again what they fed
             here = tuple(row for row in here if row.key not in late)
             n_prefills = sum(row in here for row in batch.rows[: batch.n_prefills])

@@ -47,8 +47,8 @@ class Sequence:
     """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
 
     __slots__ = (
-        "adjustments", "admitted", "arrived", "chain", "doublings", "early", "end_tokens", "gateway", "in_flight",
-        "in_kv", "key", "mask", "max_len", "named_pages", "owner", "phase", "reservation_tokens", "start",
+        "adjustments", "admitted", "arrived", "chain", "departed", "doublings", "early", "end_tokens", "gateway",
+        "in_flight", "in_kv", "key", "mask", "max_len", "named_pages", "owner", "phase", "reservation_tokens", "start",
         "stop_tokens", "swaps", "times", "tokens", "turn",
     )  # fmt: skip
 
@@ -71,6 +71,7 @@ class Sequence:
         self.in_kv = 0
         self.reservation_tokens = start.reservation_tokens
         self.doublings = self.swaps = 0
+        self.departed = 0  # its rows in steps that were launched before that departure do not count
         self.phase = SequencePhase.WAITING
         self.in_flight, self.turn = False, 0  # in a batch that is not complete yet; its number
         self.max_len = min(len(start.prompt) + start.max_tokens, max_context_tokens)
@@ -194,11 +195,11 @@ class Sequence:
     def resume(self) -> None:
         self._enter(SequencePhase.DECODE, SequencePhase.PAUSED)
 
-    def swap_out(self) -> None:
-        """Leave for host memory: its pages are about to be another sequence's."""
+    def swap_out(self, departure: int) -> None:
+        """Leave for host memory: its pages are about to be another sequence's. `departure`: the number of that."""
         assert self.in_kv, self.key
         self._enter(SequencePhase.SWAP_OUT, *RUNNING, SequencePhase.PAUSED)
-        self.swaps += 1
+        self.swaps, self.departed = self.swaps + 1, departure
 
     def release_pages(self) -> None:
         """Hold no page any more: its KV is in host memory."""

@@ -185,7 +185,8 @@ class StepLoop:
 
     def _draw_late(self, follows: AsyncExecutor, present: LaunchedStep) -> LaunchedStep:
         """Sample from a launched step, once the tokens before are accounted for."""
-        draws = present.built.late_draws(self._runner.pool.runs)
+        pool, departures = self._runner.pool, present.step.departures
+        draws = present.built.late_draws(lambda sequence: pool.runs(sequence, departures))
         return present._replace(logits=None, handle=follows.draw(present.logits, draws))
 
 
@@ -219,7 +220,7 @@ def run_alone(
     """
     parts: list[StepResults] = []
     for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
-        if not pool.runs(sequence):
+        if not pool.runs(sequence, step.departures):
             continue
         try:
             if sequence.early:

@@ -234,6 +234,6 @@ class RunnerApp:
             step_ms_best=profile.step_ms_best if profile else 0.0,
             prefill_tokens_per_s=profile.prefill_tokens_per_s if profile else 0.0, page_bytes=limits.page_bytes,
             kv_address=self._kv_address, kv_layout=limits.kv.kv_layout if limits.kv else "",
-            kv_bytes_per_s=profile.kv_bytes_per_s if profile else 0.0,
+            kv_bytes_per_s=profile.kv_bytes_per_s if profile else 0.0, swaps=limits.swap_page_bytes > 0,
             role=None if settings.role == "any" else RunnerRole(settings.role),
         )  # fmt: skip

@@ -20,6 +20,7 @@ from weft_scheduler.core.effects import (
     Resumed,
     RoleChanged,
     RunnerLost,
+    SequencesParked,
     Stale,
 )
 from weft_scheduler.core.model.request import NEXT_PHASES, Phase, Placement, Request, remaining_tokens

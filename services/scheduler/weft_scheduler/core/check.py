@@ -8,10 +8,11 @@ from itertools import islice
 
 from weft.domain.ids import BASE, NEVER
 from weft.domain.request import Priority
-from weft.domain.runner import RunnerRole
+from weft.domain.runner import Parking, RunnerRole
 from weft_scheduler.core.batch_preemption import batch_victims
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import Contact, RunnerAccount
+from weft_scheduler.core.parking import place_beside
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
 from weft_scheduler.core.policy.placement.splitwise import KvDomain, domain_of
@@ -144,6 +145,7 @@ def check_scheduled(state: State) -> None:
         for offer in dry_pass.offers():
             choice = view.place(offer.request, dry_pass.closed)
             assert choice is None, (pool.name, (offer.request.id, choice.uuid))
+            assert place_beside(state, pool, view, offer.request, dry_pass) is None, (pool.name, offer.request)
             dry_pass.tried(offer.request, placed=False)
             if offer.drains:
                 dry_pass.close(view.placeable_shapes(offer.request))
@@ -187,6 +189,9 @@ def check_accounts(state: State) -> None:
         assert accounts.batch.keys() == batch, (runner.id, accounts.batch, batch)
         assert accounts.batch_pages == sum(accounts.batch.values()), runner.id
         assert accounts.active == dict(used), (runner.id, accounts.active, used)
+        parks = {r for a in accounts.unacked.values() for r in a.parks} & runner.report.sequences.keys()
+        parks |= {r for r, s in runner.report.sequences.items() if s.parking is Parking.PARKED}
+        assert accounts.parked.ids.keys() == parks, (runner.id, accounts.parked.ids, parks)
 
 
 def check_pooled(state: State) -> None:
@@ -245,8 +250,11 @@ def check_counts(state: State) -> None:
         assert pool.waiting.batch.total == sum(r.batch for r in requests), pool.name
         shares, interactive = pool.waiting.shares, [r for r in requests if not r.batch]
         assert shares.weight == sum(pool.waiting.queue.counters.weight(tenant) for tenant in shares.tenants), pool.name
-        assert dict(shares.running) == dict(Counter(r.tenant for r in interactive if r.placed)), pool.name
-        assert shares.running_requests == shares.running.total(), pool.name
+        running = [r for r in interactive if r.placed and r.id not in shares.parked]
+        assert shares.parked <= {r.id for r in interactive if r.placed}, pool.name
+        assert {t: len(ids) for t, ids in shares.running.items()} == Counter(r.tenant for r in running), pool.name
+        assert {r for ids in shares.running.values() for r in ids} == {r.id for r in running}, pool.name
+        assert shares.running_requests == len(running), pool.name
         assert dict(shares.tenants) == dict(Counter(r.tenant for r in interactive)), pool.name
         assert all(state.requests[r].adapter == a for a, ids in pool.waiting.requests.items() for r in ids), pool.name
         waiting = list(pool.waiting.queue)

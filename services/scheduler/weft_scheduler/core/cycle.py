@@ -9,7 +9,9 @@ from itertools import islice
 
 from weft_scheduler.core import phases
 from weft_scheduler.core.batch_preemption import preempt_batch
+from weft_scheduler.core.effects import SequencesParked
 from weft_scheduler.core.model.request import Placement, Request
+from weft_scheduler.core.parking import place_beside
 from weft_scheduler.core.policy.placement.policy import Choice
 from weft_scheduler.core.policy.priority.headroom import HEADROOM_S
 from weft_scheduler.core.pool.pool import Pool
@@ -48,17 +50,20 @@ def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
         # 3. Order: the queue policy yields whose turn it is.
         for offer in queue_pass.offers():
             request, choice = offer.request, None
-            # 4. Place: the placement policy says where.
+            # 4. Place: the placement policy says where; else others may have to make room.
             if not offer.tried and (not offer.blocked or view.changed_for(request)):
                 choice = view.place(request, queue_pass.closed)
                 queue_pass.tried(request, placed=choice is not None)
+            beside = place_beside(state, pool, view, request, queue_pass) if choice is None else None
+            choice, parks = beside or (choice, ())
             if choice is None:
                 if offer.drains:
                     queue_pass.close(view.placeable_shapes(request))
                 continue
             # 5. Commit: nothing else in a cycle writes.
-            commit(state, pool, request, choice)
-            queue_pass.count([other for other in queue_pass.passed_by(request) if view.waits_for(other, choice)])
+            commit(state, pool, request, choice, parks)
+            passed = queue_pass.passed_by(request, beside=beside is not None)
+            queue_pass.count([other for other in passed if view.waits_for(other, choice)])
     # 6. Requeue: what waits on has lines of batches leave; lines are offered again once their room may have grown.
     if len(waiting.queue):
         if waiting.batch.total:
@@ -69,8 +74,11 @@ def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
         state.timers.set_earlier(Timer(TimerKind.BATCH_HEADROOM, pool.name), state.now + HEADROOM_S)
 
 
-def commit(state: State, pool: Pool, request: Request, choice: Choice) -> None:
-    """Take a waiting request out of the queue, charge its tenant, and assign it under a new epoch."""
+def commit(state: State, pool: Pool, request: Request, choice: Choice, parks: tuple[str, ...] = ()) -> None:
+    """Take a waiting request out of the queue, charge its tenant, and assign it under a new epoch.
+
+    `parks`: sequences that make room for it.
+    """
     waiting, runner = pool.waiting, state.runners[choice.uuid]
     token_runner = state.runners[choice.token] if choice.token is not None else None
     delay_s = waiting.delay_s(request, state.now)
@@ -79,8 +87,10 @@ def commit(state: State, pool: Pool, request: Request, choice: Choice) -> None:
     pool.scaling.reuse.give(request.tokens.prefill, state.now)
     placement = Placement(runner.id, token_runner.id if token_runner is not None else None)
     request.assign(state.numbers.next_epoch(), placement)
-    add_to_runners(state, pool, request)
-    send_assign(state, pool, request, delay_s=delay_s)
+    add_to_runners(state, pool, request, parks)
+    send_assign(state, pool, request, delay_s=delay_s, parks=parks)
+    if parks:
+        state.emit(SequencesParked(pool.name, runner.id, request.id, parks))
 
 
 def _views(state: State, pool: Pool, changed: Collection[str] | None) -> Iterator[PoolView]:

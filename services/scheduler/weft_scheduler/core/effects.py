@@ -87,6 +87,16 @@ class BatchPreempted:
 
 
 @dataclass(frozen=True, slots=True)
+class SequencesParked:
+    """For logs and metrics: sequences of a tenant beyond its share make room for a request of one within its own."""
+
+    pool: str
+    runner: RunnerId
+    request_id: str
+    parks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """For metrics: a request of a pool with objectives has finished, within them or not."""
 
@@ -125,6 +135,7 @@ Effect = (
     | RoleChanged
     | Consolidated
     | BatchPreempted
+    | SequencesParked
     | Judged
     | Stale
     | RunnerLost

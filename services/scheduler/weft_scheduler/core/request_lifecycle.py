@@ -48,8 +48,14 @@ def migrate(state: State, pool: Pool, request: Request, target: RunnerAccount) -
     send_assign(state, pool, request, kv_address=target.spec.kv_address)
 
 
-def send_assign(state: State, pool: Pool, request: Request, *, delay_s: float = 0.0, kv_address: str = "") -> None:
-    """Tell a request's gateway where it runs from now on. `kv_address`: where its present runner sends its KV."""
+def send_assign(
+    state: State, pool: Pool, request: Request, *, delay_s: float = 0.0, kv_address: str = "",
+    parks: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Tell a request's gateway where it runs from now on. `kv_address`: where its present runner sends its KV.
+
+    `parks`: sequences that make room for it.
+    """
     placement, reserved, (rank, size) = request.placement, request.reservation, pool.adapters.size(request.adapter)
     assert placement is not None
     runner, last = state.runners[placement.prompt.uuid], state.runners[placement.last.uuid]
@@ -64,7 +70,7 @@ def send_assign(state: State, pool: Pool, request: Request, *, delay_s: float = 
         address=spec.address,
         reservation_tokens=reserved.output_tokens,
         numerics_class=spec.numerics_class,
-        allotment=Allotment(rank, size, delay_s, reserved.by_page, reserved.leaves, reserved.stays),
+        allotment=Allotment(rank, size, delay_s, reserved.by_page, reserved.leaves, reserved.stays, parks),
         token_runner=described if placement.token is not None else None,
         kv_address=kv_address,
     )
@@ -74,22 +80,38 @@ def send_assign(state: State, pool: Pool, request: Request, *, delay_s: float = 
         state.emit(Resumed(request.id, pool.name, last.id, request.classes.latest, last.shape.numerics_class))
 
 
-def add_to_runners(state: State, pool: Pool, request: Request) -> None:
-    """Enter a placed request in its runners' accounts."""
+def add_to_runners(state: State, pool: Pool, request: Request, parks: tuple[str, ...] = ()) -> None:
+    """Enter a placed request in its runners' accounts. `parks`: sequences that make room for it."""
     assert request.placement is not None
     for runner_id in request.placement.runners:
         runner = state.runners.present(runner_id)
         if runner is not None:
-            account(runner, request, pool)
+            account(runner, request, pool, parks)
+            if parks:
+                count_parked(state, runner)
             if runner.spec is not None:
                 state.pool(runner.spec.pool).fleet.update(runner)
     runner = state.runners.present(request.runner)
     request.classes.assign(runner.spec.numerics_class if runner is not None and runner.spec is not None else "")
     pool.waiting.count_running(request, 1)
+    if runner is not None and request.id in runner.accounts.parked.ids and not request.batch:
+        pool.waiting.shares.park(request.tenant, request.id, parked=True)
     state.mark_dirty(pool.name)
 
 
-def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
+def count_parked(state: State, runner: RunnerAccount) -> bool:
+    """Count the requests that a runner parks, or parks no more, in their pools' shares. True where there are any."""
+    parked = runner.accounts.parked
+    changed = parked.take_changed()
+    for request_id in changed:
+        request = state.requests.get(request_id)
+        if request is not None and request.placed and request.runner == runner.id and not request.batch:
+            shares = state.pool(request.pool).waiting.shares
+            shares.park(request.tenant, request_id, parked=request_id in parked.ids)
+    return bool(changed)
+
+
+def account(runner: RunnerAccount, request: Request, pool: Pool, parks: tuple[str, ...] = ()) -> None:
     """Count a request's pages on a runner, and its adapter's, unless the runner's last report counts this epoch.
 
     A prompt runner has the prompt and the first token until the token runner has taken over.
@@ -105,7 +127,7 @@ def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
             with_adapter = pages_of(both, runner.spec.page_tokens)
     computed = request.tokens.prefill if runner.id == placement.prompt else 0
-    assign = UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed, request.batch)
+    assign = UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed, request.batch, parks)
     runner.accounts.own(request.id, assign)
     runner.accounts.expect(request.id, None if hands_off else request.reservation.forecast, request.tokens.emitted)
 

@@ -30,7 +30,7 @@ from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import Contact, RunnerAccount, SentOrders, StaleReport
 from weft_scheduler.core.phases import order_role
 from weft_scheduler.core.pool.pool import Pool
-from weft_scheduler.core.request_lifecycle import account, acknowledge, overran
+from weft_scheduler.core.request_lifecycle import account, acknowledge, count_parked, overran
 from weft_scheduler.core.requests import forward_outcome
 from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_of
 from weft_scheduler.core.state import State
@@ -117,6 +117,9 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         state.emit(Stale("report", runner_id.uuid, str(error)))
         return
     pool = state.pool_of(runner)
+    parked = count_parked(state, runner)
+    if (report.sequences or parked) and len(pool.waiting.queue) and pool.waiting.shares.farthest_beyond() is not None:
+        state.mark_schedulable(pool.name, ())  # who runs there may make room from now on
     if took_over:
         _expect_no_longer(state, runner_id)
         if runner.confirm(peer.name) and pool.fleet.confirm(runner):  # from here on it can be placed on

@@ -9,6 +9,7 @@ from weft.domain.timers import TimerQueue
 from weft_runner.core.adapters.manager import AdapterManager
 from weft_runner.core.admission import no_capacity
 from weft_runner.core.events import REPORT, Effect
+from weft_runner.core.preempt.parking import SequenceParking
 from weft_runner.core.reserve.reservations import Reservations
 from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SequencePhase
 from weft_runner.core.sequence import Sequence as PoolSequence
@@ -21,7 +22,7 @@ _priority, _arrived = attrgetter("start.priority"), attrgetter("arrived")
 
 
 class Preemptor:
-    """One owner: the request pool. `stalled_s`: of all sequences that were paused or swapped.
+    """One owner: the request pool. `stalled_s`: of all sequences that were paused, swapped or parked.
 
     `stuck`: no swap helps those that are paused, so that the supervisor has to name a victim.
     """
@@ -29,18 +30,19 @@ class Preemptor:
     def __init__(
         self, sequences: Mapping[str, PoolSequence], settle: Callable[[], None], remove: Callable[[PoolSequence], None],
         reservations: Reservations, swapping: Swapping, kv: KvTransfers, adapters: AdapterManager,
-        effects: list[Effect], timers: TimerQueue[tuple[str, ...]],
+        effects: list[Effect], timers: TimerQueue[tuple[str, ...]], parking: SequenceParking,
     ) -> None:  # fmt: skip
         """`settle`, `remove`: see `RequestPool`."""
         self._sequences, self._settle, self._remove = sequences, settle, remove
         self._reservations, self._swapping, self._kv = reservations, swapping, kv
-        self._adapters, self._effects, self._timers = adapters, effects, timers
+        self._adapters, self._effects, self._timers, self.parking = adapters, effects, timers, parking
         self.stuck = True
         self.preemptions, self.stalled_s = 0, 0.0
 
     def stand_still(self, seconds: float) -> None:
-        """Count the time that passes for those that are paused or swapped."""
-        self.stalled_s += (len(self._reservations.paused) + self._swapping.swap.num_swapped_out) * seconds
+        """Count the time that passes for those that are paused, swapped or parked."""
+        swapped_out = {key for key, swap in self._swapping.swap.by_key.items() if not swap.is_new}
+        self.stalled_s += len(swapped_out | self._reservations.paused.keys() | self.parking.parked.keys()) * seconds
 
     def count(self) -> None:
         """Count a sequence that the supervisor has chosen."""
@@ -64,15 +66,18 @@ class Preemptor:
         here = [s for s in sequences.values() if s.phase not in ELSEWHERE]
         if len(here) < 2:
             return swap.moving
-        victim = select_victim(here, map(sequences.__getitem__, self._reservations.paused))
-        swapped = self._swapping.swap_out(victim)
+        if parked := [s for s in here if s.key in self.parking.parked]:
+            victim = latest_arrival(parked, _arrived)  # it stands still anyway
+        else:
+            victim = select_victim(here, map(sequences.__getitem__, self._reservations.paused))
+        swapped = self._swapping.swap_out(victim, parked=bool(parked))
         self.preemptions += swapped
         return swapped
 
     def resolve_deadlock(self) -> None:
         """Evict pinned adapters, then end the newest, until a sequence runs, one is copied or an adapter loads."""
         for sequence in self._sequences.values():  # after every iteration: no call where one runs
-            if sequence.phase in RUNNING:
+            if sequence.phase in RUNNING and sequence.key not in self.parking.parked:
                 return
         while self._is_stuck():
             if self._reservations.paused:
@@ -89,9 +94,9 @@ class Preemptor:
             self._settle()
 
     def _is_stuck(self) -> bool:
-        sequences = self._sequences.values()
+        sequences, parked = self._sequences.values(), self.parking.parked
         return bool(sequences) and not (
-            any(sequence.phase in RUNNING for sequence in sequences) or self._adapters.slots.loading
+            any(s.phase in RUNNING and s.key not in parked for s in sequences) or self._adapters.slots.loading
             or self._swapping.swap.moving or self._kv.moving
         )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Sequences that leave the device for host memory and come back: `KvSwap`'s copies meet pages, adapters and phases."""
 
 from collections.abc import Callable
+from math import inf
 
 from weft.domain.request import Priority
 from weft_runner.core.adapters.manager import AdapterManager
@@ -63,8 +64,11 @@ class Swapping:
         adapters = {swap.sequence.start.adapter for swap in out}
         return sum(swap.wanted_pages for swap in out) + self._adapters.pages_to_load(adapters)
 
-    def swap_out(self, victim: Sequence) -> bool:
-        """Begin to copy its KV out. False: nothing of it was computed, computing it again is cheaper, or no room."""
+    def swap_out(self, victim: Sequence, *, parked: bool = False) -> bool:
+        """Begin to copy its KV out. False: nothing of it was computed, computing it again is cheaper, or no room.
+
+        One that is `parked` is copied whatever computing it again would cost; it may have a row in a step in flight.
+        """
         if victim.phase is SequencePhase.WAITING:
             return False
         pages = self._pages.pages_of(victim.key)
@@ -72,11 +76,20 @@ class Swapping:
         if victim.swaps + 1 >= MAX_SWAPS:
             wanted = max(wanted, self._pages.pages_for(victim.max_len))
         kv_pages = pages[: self._pages.pages_for(victim.in_kv)]
-        recompute_ms = self._scheduler.step_time.prefill_ms(victim.in_kv)
-        if not self.swap.swap_out(victim, kv_pages, wanted, recompute_ms):
+        recompute_ms = inf if parked else self._scheduler.step_time.prefill_ms(victim.in_kv)
+        departure = self._scheduler.departures + 1
+        if not self.swap.swap_out(victim, kv_pages, wanted, recompute_ms, departure, parked=parked):
             return False
         self._reservations.remove(victim.key)
-        self._scheduler.invalidate()
+        self._scheduler.count_departure()
+        return True
+
+    def bring_back_parked(self, key: str) -> bool:
+        """Bring one that is parked back, where its pages are free and nobody else is owed them. True: it comes."""
+        swap = self.swap.by_key[key]
+        if self._reservations.paused or self.swap.returning() or not self._bring_back(swap, pinned_too=False):
+            return False
+        swap.unpark()
         return True
 
     def bring_back(self, *, pinned_too: bool = False) -> bool:

@@ -30,6 +30,7 @@ class SwappedKv:
     behind: int = 0  # the copy of another sequence that it waits for
     copied: bool = False  # on its way back: its KV is on the device
     adapter_there: bool = False  # on its way back: so is its adapter, or it has none
+    parked: bool = False  # it is owed no pages
 
     @property
     def is_new(self) -> bool:
@@ -39,6 +40,10 @@ class SwappedKv:
     def bring_adapter(self) -> None:
         """Note that its adapter is on the device, or that it has none."""
         self.adapter_there = True
+
+    def unpark(self) -> None:
+        """Let it come back like those that had to leave."""
+        self.parked = False
 
 
 class KvSwap:
@@ -72,21 +77,29 @@ class KvSwap:
         return sum(len(swap.hosts) for swap in tuple(self.by_key.values()))
 
     def returning(self) -> list[SwappedKv]:
-        """Return who is out: interactive ones first, then the earliest arrival."""
-        out = [swap for swap in self.by_key.values() if swap.sequence.phase is SequencePhase.SWAPPED]
+        """Return who is out and not parked: interactive ones first, then the earliest arrival."""
+        phase = SequencePhase.SWAPPED
+        out = [swap for swap in self.by_key.values() if swap.sequence.phase is phase and not swap.parked]
         return sorted(
             out, key=lambda swap: (swap.sequence.start.priority, swap.sequence.arrived, swap.sequence.admitted)
         )
 
-    def swap_out(self, sequence: Sequence, pages: list[int], wanted_pages: int, recompute_ms: float) -> bool:
-        """Begin to copy these pages, which hold its tokens. False: recomputing is cheaper, or host memory is full."""
+    def swap_out(
+        self, sequence: Sequence, pages: list[int], wanted_pages: int, recompute_ms: float, departure: int, *,
+        parked: bool = False,
+    ) -> bool:  # fmt: skip
+        """Begin to copy these pages, which hold its tokens. False: recomputing is cheaper, or host memory is full.
+
+        `departure`: the number of its departure.
+        """
         n_bytes = len(pages) * self.page_bytes
         if not n_bytes or 2 * self.copy_ms(len(pages)) >= recompute_ms:
             return False
         if not self._host.reserve_kv(n_bytes, sequence.start.adapter):
             return False
-        sequence.swap_out()
-        swap = self.by_key[sequence.key] = SwappedKv(sequence, self.next_number(), self.next_hosts(pages), wanted_pages)
+        sequence.swap_out(departure)
+        number, hosts = self.next_number(), self.next_hosts(pages)
+        swap = self.by_key[sequence.key] = SwappedKv(sequence, number, hosts, wanted_pages, parked=parked)
         self._effects.append(SwapOut(swap.number, tuple(pages), swap.hosts))
         return True
 

@@ -23,6 +23,7 @@ from weft.domain.runner import (
     SequenceState,
     fault_of,
 )
+from weft_scheduler.core.model.parked_sequences import ParkedSequences
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.placement.policy import RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
@@ -124,6 +125,7 @@ class UnackedAssign:
     adapter_pages: int = 0  # pages that its adapter will take
     prompt_tokens: int = 0  # tokens that the runner will compute before the first one of the answer
     batch: bool = False  # of a line of a batch
+    parks: tuple[str, ...] = ()  # sequences that the runner parks for it
 
 
 class RunnerAccounts:
@@ -143,6 +145,7 @@ class RunnerAccounts:
         self.active: dict[str, int] = {}  # adapter -> sequences, reported and unacknowledged: its busy slots
         self.batch: dict[str, int] = {}  # batch requests among its sequences and unacknowledged ones -> their pages
         self.batch_pages = 0
+        self.parked = ParkedSequences()
         self.pooled: PooledUse | None = None  # use of the sequences that are admitted by their expected use
         self._busy: tuple[str, ...] | None = None  # cache of `busy_adapters`
         self._busy_pinned: Sequence[str] = ()
@@ -189,8 +192,8 @@ class RunnerAccounts:
 
     @property
     def working_set(self) -> int:
-        """Sequences that the runner has or was assigned (Punica's working set)."""
-        return len(self._report.sequences) + len(self.unacked)
+        """Sequences that the runner runs or was assigned (Punica's working set): not those that are parked."""
+        return len(self._report.sequences) + len(self.unacked) - len(self.parked)
 
     @property
     def packed_sequences(self) -> int:
@@ -229,6 +232,8 @@ class RunnerAccounts:
             self.unacked_prompt_tokens += assign.prompt_tokens
             self._count(assign.adapter, 1)
             self._count_batch(request_id)
+            if assign.parks:
+                self.parked.expect(self._report.sequences, assign.parks, 1)
 
     def expect(self, request_id: str, forecast: UseForecast | None, emitted_tokens: int) -> None:
         """Admit a request that is placed here by what it is expected to use; None: by what it reserves."""
@@ -272,11 +277,13 @@ class RunnerAccounts:
                 self._count(assign.adapter, 1)
             for request_id in [*self.batch]:
                 self._count_batch(request_id)
+            self.parked.count(last.sequences, [*self.parked.ids])
         for request_id in report.ended:
             ended = last.end(request_id)
             if ended is not None:
                 self._count(ended.adapter, -1)
                 self._count_batch(request_id)
+                self.parked.count(last.sequences, (request_id,))
         acknowledged = [s.request_id for s in report.sequences if self._include(s)] if report.sequences else []
         if self.pooled is not None:
             self._follow(self.pooled, report)
@@ -300,6 +307,7 @@ class RunnerAccounts:
         if acknowledges:
             self._acknowledge(sequence.request_id)
         self._count_batch(sequence.request_id)
+        self.parked.count(sequences, (sequence.request_id,))
         return acknowledges
 
     def _acknowledge(self, request_id: str) -> None:
@@ -309,6 +317,8 @@ class RunnerAccounts:
         self.unacked_prompt_tokens -= assign.prompt_tokens
         self._count(assign.adapter, -1)
         self._count_batch(request_id)
+        if assign.parks:
+            self.parked.expect(self._report.sequences, assign.parks, -1)
 
     def _follow(self, pooled: PooledUse, report: RunnerReport) -> None:
         """Bring the expected use of the sequences up to a report that has been applied but for this."""

@@ -96,8 +96,10 @@ class PoolQueue:
         self.running += by
         if request.batch:
             self.batch.count(0, by)
+        elif by > 0:
+            self.shares.run(request.tenant, request.id)
         else:
-            self.shares.count_running(request.tenant, by)
+            self.shares.stop(request.tenant, request.id)
 
     # ------------------------------------------------------------ who waits
 

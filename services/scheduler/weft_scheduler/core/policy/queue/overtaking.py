@@ -86,13 +86,13 @@ class QueuePass(Generic[R]):
 
         Begin again where the pass placed requests after which another pass may place more.
         """
-        queue, kept, placement = self._queue, self._kept, self._placement
+        queue, kept = self._queue, self._kept
         while True:
             if kept.closed:
                 kept.blocked.clear()
             self.closed = kept.closed = set()
             kept.reach, kept.frontier = {}, None
-            if not placement.has_capacity(self.closed):
+            if not self._may_place():
                 return
             waiting = len(queue)
             self._begin()
@@ -108,12 +108,12 @@ class QueuePass(Generic[R]):
                     yield Offer(offered, offered.id in self._tried, blocked, drains)
                 if request.id in queue:
                     self._stays(request)
-                if not placement.has_capacity(self.closed):
+                if not self._may_place():
                     break
             else:
                 if self._bound and not kept.starved:  # starved ones are offered out of their order
                     kept.reach = self._reach
-            if len(queue) == waiting or not self._is_outdated:
+            if len(queue) in (0, waiting) or not self._is_outdated:
                 return
 
     def tried(self, request: R, *, placed: bool) -> None:
@@ -124,8 +124,16 @@ class QueuePass(Generic[R]):
         else:
             self._kept.blocked.add(request.id)
 
-    def passed_by(self, request: R) -> Iterator[R]:
-        """Yield what a placed request has passed: older ones of its tenant, and of tenants whose turn came before."""
+    def may_park_for(self, request: R) -> bool:
+        """True where no other request of its tenant was overtaken too often: that one comes first."""
+        starved = self._kept.starved
+        return not starved or all(one.tenant != request.tenant or one is request for one in starved.values())
+
+    def passed_by(self, request: R, *, beside: bool = False) -> Iterator[R]:
+        """Yield what a placed request has passed: older ones of its tenant, and of tenants whose turn came before.
+
+        One that others made room for, `beside` them, takes nothing that requests of other tenants could have.
+        """
         queue, tenant = self._queue, request.tenant
         for older in queue.oldest(tenant, self._window):
             if older.order > request.order:
@@ -134,7 +142,8 @@ class QueuePass(Generic[R]):
                 continue  # its order lets that one pass, which ageing bounds
             if older.id in queue:
                 yield older
-        yield from (other for other in self._stayed.values() if other.tenant != tenant and other.id in queue)
+        if not beside:
+            yield from (other for other in self._stayed.values() if other.tenant != tenant and other.id in queue)
 
     def count(self, overtaken: Iterable[R]) -> None:
         """Count that each of `overtaken` was passed; one that was passed too often is offered next."""
@@ -151,6 +160,13 @@ class QueuePass(Generic[R]):
         self.closed.update(shapes)
 
     # ------------------------------------------------------------ the pass
+
+    def _may_place(self) -> bool:
+        """True where a runner takes something, or sequences of a tenant beyond its share may make room."""
+        return self._placement.has_capacity(self.closed) or self._may_park()
+
+    def _may_park(self) -> bool:
+        return self._shares is not None and self._shares.farthest_beyond() is not None
 
     def _begin(self) -> None:
         self._key: Key = FIRST  # key of the latest offer
@@ -216,7 +232,7 @@ class QueuePass(Generic[R]):
         """True where what was placed changes what is offered.
 
         Where shapes are closed the turn may be another tenant's by now, for whom the request that closed them has to
-        wait. Where a tenant waits no more the window is shared by fewer.
+        wait. Where a tenant waits no more the window is shared by fewer. Who was placed may be beyond its share now.
         """
         more = self._queue.share(self._window) > self._share
-        return bool(self.closed or (self._reach and more))
+        return bool(self.closed or (self._reach and more) or self._may_park())

@@ -100,13 +100,19 @@ class TenantShares:
         self._counters, self._capacity = counters, capacity
         self.tenants: Counter[str] = Counter()  # requests of each tenant
         self.weight = 0  # sum over `tenants`
-        self.running: Counter[str] = Counter()  # requests on runners, by tenant
+        self.running: dict[str, dict[str, None]] = {}  # tenant -> ids of its requests that run, the latest last
         self.running_requests = 0
+        self.parked: set[str] = set()  # ids of requests that are on runners, and wait there for other tenants
+        self._by_excess: SortedQueue[str] = SortedQueue()  # (running but one / weight, turn) -> tenant that runs some
+        self._keys: dict[str, Key] = {}
+        self._unranked: set[str] = set()  # tenants whose keys are not up to date
+        self._turns = count()
 
     def follow(self, counters: TokenCounters) -> None:
         """Use other counters, with weights of their own."""
         self._counters = counters
         self.weight = sum(map(counters.weight, self.tenants))
+        self._unranked.update(self.running)
 
     def add(self, tenant: str) -> None:
         """Count a request that has come."""
@@ -121,12 +127,31 @@ class TenantShares:
             del self.tenants[tenant]
             self.weight -= self._counters.weight(tenant)
 
-    def count_running(self, tenant: str, by: int) -> None:
-        """Count a request that is on a runner (1), or was (-1)."""
-        self.running_requests += by
-        self.running[tenant] += by
+    def run(self, tenant: str, request_id: str) -> None:
+        """Count a request that is on a runner and not parked there."""
+        self.running_requests += 1
+        self.running.setdefault(tenant, {})[request_id] = None
+        self._unranked.add(tenant)
+
+    def stop(self, tenant: str, request_id: str) -> None:
+        """Count a request that is on no runner any more. Raises KeyError where it was on none."""
+        if request_id in self.parked:
+            self.parked.remove(request_id)
+            return
+        self.running_requests -= 1
+        del self.running[tenant][request_id]
         if not self.running[tenant]:
             del self.running[tenant]
+        self._unranked.add(tenant)
+
+    def park(self, tenant: str, request_id: str, *, parked: bool) -> None:
+        """Count a request on a runner as parked there, or as one that runs; it may be counted so."""
+        if parked and request_id not in self.parked:
+            self.stop(tenant, request_id)
+            self.parked.add(request_id)
+        elif not parked and request_id in self.parked:
+            self.parked.remove(request_id)
+            self.run(tenant, request_id)
 
     def is_alone(self) -> bool:
         """True where no two tenants have requests."""
@@ -134,8 +159,36 @@ class TenantShares:
 
     def is_beyond(self, tenant: str) -> bool:
         """True for a tenant that runs more sequences than its share, by weight, among the tenants that are there."""
-        allowed = self._capacity.sum.sequences * self._counters.weight(tenant)
-        return self.running[tenant] * self.weight > allowed
+        return self._runs(tenant) * self.weight > self._allowed(tenant)
+
+    def is_within(self, tenant: str) -> bool:
+        """True for a tenant that is there and runs no more than its share with one sequence more."""
+        return (self._runs(tenant) + 1) * self.weight <= self._allowed(tenant)
+
+    def farthest_beyond(self) -> str | None:
+        """Return the tenant that runs the most beyond its share, by weight; None: one fewer is less than its share."""
+        if len(self.tenants) < 2:
+            return None
+        for tenant in self._unranked:
+            if (key := self._keys.pop(tenant, None)) is not None:
+                self._by_excess.remove(key)
+            if running := self.running.get(tenant):
+                key = self._keys[tenant] = (len(running) - 1) / self._counters.weight(tenant), next(self._turns)
+                self._by_excess.add(key, tenant)
+        self._unranked.clear()
+        last = self._by_excess.last()
+        return last[1] if last is not None and self.excess(last[1]) > 0 else None
+
+    def excess(self, tenant: str) -> int:
+        """Return how many sequences fewer a tenant can run, and still runs its share."""
+        return self._runs(tenant) + -self._allowed(tenant) // max(1, self.weight)
+
+    def _runs(self, tenant: str) -> int:
+        return len(self.running.get(tenant, ()))
+
+    def _allowed(self, tenant: str) -> int:
+        """Return the share of a tenant, times the weight of all: the sequences that the pool runs well, by weight."""
+        return self._capacity.sum.sequences * self._counters.weight(tenant)
 
     def must_yield(self, tenant: str) -> bool:
         """True for a tenant that runs more than its share, and leaves the last places to others that are there.

@@ -1,0 +1,50 @@
+"""The sequences of a runner that are parked, as its reports and the Assigns that they do not have yet say."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from weft.domain.ids import Epoch
+from weft.domain.runner import Parking, SequenceState
+
+
+class ParkedSequences:
+    """One owner: the runner's accounts. `sequences`: those of its last report, by id."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, None] = {}  # reported sequences that are parked, or will be with an Assign
+        self._expected: Counter[str] = Counter()  # by Assigns that no report has yet
+        self._changed: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def may_park(self, sequences: Mapping[str, SequenceState], request_id: str, epoch: Epoch) -> bool:
+        """True for a sequence that is reported under that epoch, and may still be parked."""
+        sequence = sequences.get(request_id)
+        known = sequence is not None and sequence.epoch == epoch and sequence.parking is Parking.NONE
+        return known and request_id not in self.ids
+
+    def expect(self, sequences: Mapping[str, SequenceState], request_ids: Iterable[str], by: int) -> None:
+        """Count sequences as parked for one Assign more (1), or for one that a report has (-1)."""
+        for request_id in request_ids:
+            self._expected[request_id] += by
+            if not self._expected[request_id]:
+                del self._expected[request_id]
+            self.count(sequences, (request_id,))
+
+    def count(self, sequences: Mapping[str, SequenceState], request_ids: Iterable[str]) -> None:
+        """Count sequences whose reports have changed."""
+        for request_id in request_ids:
+            sequence, parked = sequences.get(request_id), request_id in self.ids
+            parks = sequence is not None and (sequence.parking is Parking.PARKED or request_id in self._expected)
+            if parks is not parked:
+                self._changed.add(request_id)
+                if parks:
+                    self.ids[request_id] = None
+                else:
+                    del self.ids[request_id]
+
+    def take_changed(self) -> set[str]:
+        """Return the sequences that were parked, or are no more, since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
