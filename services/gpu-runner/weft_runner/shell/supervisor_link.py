@@ -75,8 +75,8 @@ class SupervisorLink:
             if self._sent_at >= self._heard_at + self._lease_s * ANSWER_LEASES:
                 self._unanswered.set()
 
-    def _open(self, messages: Any, /) -> Any:
-        return SupervisorStub(self._channel).Runner(messages)
+    def _open(self, messages: Any, /, *, metadata: Any = None) -> Any:
+        return SupervisorStub(self._channel).Runner(messages, metadata=metadata)
 
     def _hello(self) -> Iterable[RunnerToSupervisor]:
         self._engine.post(Connected(SUPERVISOR))
