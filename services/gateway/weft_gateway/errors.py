@@ -150,7 +150,7 @@ class UnsupportedMediaType(ApiError):
     status, kind, code = 415, INVALID, "unsupported_media_type"
 
 
-class ClientGone(BadRequest):
+class ClientDisconnected(BadRequest):
     """Nobody waits for the answer any more."""
 
     def __init__(self) -> None:

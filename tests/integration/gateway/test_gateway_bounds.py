@@ -17,7 +17,7 @@ import pytest
 
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core import HOLD_S
-from weft_gateway.shell import Turnstile, bounded_http
+from weft_gateway.shell import RequestTurns, Turnstile, bounded_http
 
 from .conftest import ANSWER, HELLO, PATIENCE_S, TEMPLATE, World, key_route, serving, soon, until
 from .test_gateway_refusals import CHAT, TEXT, refused, with_keys
@@ -90,13 +90,13 @@ async def test_the_loop_goes_on_beside_a_large_request(
 async def test_a_thread_encodes_what_is_long_or_has_a_template(
     world: World, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], threads: int
 ) -> None:
-    in_thread, works = asyncio.to_thread, list[Any]()
+    encode, works = RequestTurns.encode, list[Any]()
 
-    async def counted(work: Any, *args: Any) -> Any:
+    async def counted(self: RequestTurns, tenant: str, work: Any, is_gone: Any = None) -> Any:
         works.append(work)
-        return await in_thread(work, *args)
+        return await encode(self, tenant, work, is_gone)
 
-    monkeypatch.setattr("weft_gateway.openai.prepare.asyncio.to_thread", counted)
+    monkeypatch.setattr(RequestTurns, "encode", counted)
     async with world.http() as http:
         await http.post(path, json=body)
     assert len(works) == threads

@@ -17,6 +17,9 @@ REQUESTS = 60  # more than the 32 threads that an event loop has at the most
 PARSED = "x" * 30_000  # is parsed in a thread
 
 
+STANDS = "stand still" * 100  # long enough for a thread
+
+
 class Slow:
     """Work that stands still where its text says so, until it may go on."""
 
@@ -73,7 +76,7 @@ async def test_prompts_of_others_are_encoded_beside_a_burst(
 ) -> None:
     parts.scheduler.routes = with_keys(parts)
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
-        await beside_a_burst(world, slow_prompts, "stand still", path)
+        await beside_a_burst(world, slow_prompts, STANDS, path)
 
 
 async def test_bodies_of_others_are_parsed_beside_a_burst(
@@ -96,7 +99,7 @@ async def test_who_goes_away_as_it_waits_is_not_worked_for(parts: World, tmp_pat
     async with serving(parts, parts.settings(tmp_path)) as world:
         async with world.http() as http:
             burst = [
-                asyncio.create_task(http.post("/v1/completions", json={"model": "tiny", "prompt": "stand still"}))
+                asyncio.create_task(http.post("/v1/completions", json={"model": "tiny", "prompt": STANDS}))
                 for _ in range(20)
             ]
             await until(lambda: slow.begun and world.gateway.machine.admission.arriving == len(burst))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_gateway.core import Turns
+from weft_gateway.core import TenantTurns
 
 TENANTS = "abcde"
 PLACES = st.integers(1, 8)
@@ -18,7 +18,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["enter", "enter", "leave", "cancel"
 class Bench:
     """Work that runs and waits, beside what the turns know of it."""
 
-    turns: Turns[int]
+    turns: TenantTurns[int]
     running: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     waiting: dict[str, deque[int]] = field(default_factory=dict[str, deque[int]])
     done: Counter[str] = field(default_factory=Counter[str])  # cost by tenant
@@ -53,7 +53,7 @@ class Bench:
 
 @given(PLACES, EVENTS)
 def test_nothing_is_lost_and_order_is_kept_whatever_comes_and_goes(places: int, events: list[tuple[str, int]]) -> None:
-    bench = Bench(Turns(places))
+    bench = Bench(TenantTurns(places))
     for kind, number in events:
         if kind == "enter":
             bench.enter(TENANTS[number % len(TENANTS)])
@@ -71,7 +71,7 @@ def test_nothing_is_lost_and_order_is_kept_whatever_comes_and_goes(places: int, 
 @given(PLACES, st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 20), min_size=2), st.integers(0, 80))
 def test_tenants_that_wait_all_the_time_get_the_same(places: int, costs: dict[str, int], until: int) -> None:
     """However cheap the work of one is, and dear that of another: each piece takes as long as it costs."""
-    bench, ends = Bench(Turns(places)), list[tuple[int, str, int]]()
+    bench, ends = Bench(TenantTurns(places)), list[tuple[int, str, int]]()
     for tenant in list(costs) * 400:
         bench.enter(tenant)
     now = 0
@@ -90,7 +90,7 @@ def test_tenants_that_wait_all_the_time_get_the_same(places: int, costs: dict[st
 
 @given(PLACES, st.integers(1, 20), st.integers(1, 4), st.integers(0, 30))
 def test_a_newcomer_waits_for_one_piece_of_each_other_tenant(places: int, cost: int, others: int, before: int) -> None:
-    bench = Bench(Turns(places))
+    bench = Bench(TenantTurns(places))
     for number in range(50 * others):
         bench.enter(TENANTS[number % others])
     for _ in range(before):
@@ -106,7 +106,7 @@ def test_a_newcomer_waits_for_one_piece_of_each_other_tenant(places: int, cost: 
 
 @given(PLACES, st.integers(1, 20))
 def test_who_comes_late_has_saved_nothing(places: int, cost: int) -> None:
-    bench = Bench(Turns(places))
+    bench = Bench(TenantTurns(places))
     for _ in range(200):
         bench.enter("early")
     for _ in range(100):
@@ -122,7 +122,7 @@ def test_who_comes_late_has_saved_nothing(places: int, cost: int) -> None:
 @pytest.mark.parametrize("places", [1, 2, 4])
 def test_tenants_that_come_and_go_do_not_starve_one_that_waits(places: int) -> None:
     """Each of the others is idle for a moment after each piece: what it has cost is not forgiven meanwhile."""
-    bench = Bench(Turns(places))
+    bench = Bench(TenantTurns(places))
     for _ in range(20):
         bench.enter("crowded")
     for tenant in TENANTS:
@@ -136,7 +136,7 @@ def test_tenants_that_come_and_go_do_not_starve_one_that_waits(places: int) -> N
 
 
 def test_one_tenant_has_half_of_the_places_and_the_next_one_begins_at_once() -> None:
-    bench = Bench(Turns(4))
+    bench = Bench(TenantTurns(4))
     for _ in range(10):
         bench.enter("flood")
     assert [tenant for tenant, _ in bench.running] == ["flood", "flood"]

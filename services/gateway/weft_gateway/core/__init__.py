@@ -51,4 +51,4 @@ from weft_gateway.core.stream import (
     StreamEvent,
     runner_peer,
 )
-from weft_gateway.core.turns import Turns
+from weft_gateway.core.turns import TenantTurns

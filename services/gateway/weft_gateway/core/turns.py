@@ -23,7 +23,7 @@ class _Tenant(Generic[W]):
     waiting: dict[W, None] = field(default_factory=dict[W, None])
 
 
-class Turns(Generic[W]):
+class TenantTurns(Generic[W]):
     """The work of all tenants at one bottleneck, `places` pieces at once. One owner.
 
     An event takes time by the tenants that are there: 10 us for a hundred.

@@ -24,7 +24,7 @@ _ENDINGS: dict[int | None, str] = {  # of the process, where it gave no answer
 }
 
 
-class Turnstile(Protocol):
+class GrammarTurns(Protocol):
     """Lets one tenant after the other have the process. `enter` raises Overloaded where too many wait."""
 
     async def enter(self, tenant: str) -> None: ...
@@ -34,7 +34,7 @@ class Turnstile(Protocol):
 class GrammarChecker:
     """Owned by the event loop. The process starts with the first grammar, and again after one that ended it."""
 
-    def __init__(self, turns: Turnstile) -> None:
+    def __init__(self, turns: GrammarTurns) -> None:
         self._process: Process | None = None
         self._turns = turns
         self._known: LruDict[StructuredOutput, tuple[str, str]] = LruDict(MAX_KNOWN)

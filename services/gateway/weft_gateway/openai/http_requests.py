@@ -16,7 +16,7 @@ from weft_gateway.core.routes import Principal
 from weft_gateway.errors import (
     BadRequest,
     BodyTimeout,
-    ClientGone,
+    ClientDisconnected,
     ParameterError,
     TooLarge,
     UnsupportedMediaType,
@@ -166,14 +166,14 @@ async def _body(state: AppState, request: Request, tenant: str) -> bytes:
 
 @contextlib.asynccontextmanager
 async def receiving(seconds: float, late: str) -> AsyncGenerator[None]:
-    """Bound the time for a client to send. Raises BodyTimeout, and ClientGone where it goes away."""
+    """Bound the time for a client to send. Raises BodyTimeout, and ClientDisconnected where it goes away."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
         raise BodyTimeout(late) from error
     except ClientDisconnect as error:
-        raise ClientGone from error
+        raise ClientDisconnected from error
 
 
 class Query:

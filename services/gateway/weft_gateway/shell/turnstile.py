@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from weft_gateway.core.turns import Turns
-from weft_gateway.errors import ClientGone, Overloaded
+from weft_gateway.core.turns import TenantTurns
+from weft_gateway.errors import ClientDisconnected, Overloaded
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
 IN_LOOP = 4  # pieces of work in one turn of the loop, at the most half of them of one tenant
@@ -26,14 +26,14 @@ class Turnstile:
     """One bottleneck, `places` pieces of work at once; of a tenant at most `most` wait. One event loop owns it."""
 
     def __init__(self, places: int, most: int) -> None:
-        self._turns, self._most = Turns[asyncio.Future[None]](places), most
+        self._turns, self._most = TenantTurns[asyncio.Future[None]](places), most
         self._here = 0  # pieces of work that run or wait
         self._alone: str | None = None  # whose is the only one, which needs no turn until another one comes
 
     async def enter(self, tenant: str, is_gone: IsGone | None = None) -> None:
-        """Wait for a turn. One call of `leave` follows, unless this raises: Overloaded, ClientGone or CancelledError.
+        """Wait for a turn. One call of `leave` follows, unless this raises.
 
-        `is_gone`: of a client, who is asked after a wait.
+        `is_gone`: of a client, who is asked after a wait. Raises Overloaded, ClientDisconnected, CancelledError.
         """
         if not self._here:
             self._here, self._alone = 1, tenant
@@ -60,7 +60,7 @@ class Turnstile:
             raise
         if gone:
             self.leave(tenant, 0.0)
-            raise ClientGone
+            raise ClientDisconnected
 
     def leave(self, tenant: str, cost_s: float) -> None:
         """Give the place back after `cost_s` of work."""
@@ -119,5 +119,5 @@ class RequestTurns:
         return await self._loop.in_loop(tenant, partial(check, body))
 
     async def encode(self, tenant: str, work: Callable[[], T], is_gone: IsGone | None = None) -> T:
-        """Do what leaves the interpreter alone for most of its time. Raises what `work` does, and ClientGone."""
+        """Do what leaves the interpreter alone for most of its time. Raises also what `work` does."""
         return await self._processors.in_thread(tenant, work, is_gone)

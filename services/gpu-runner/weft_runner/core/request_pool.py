@@ -426,7 +426,7 @@ class RequestPool:
         n_pages = first_reservation_pages(base_len, start.reservation_tokens, limits.page_tokens, max(base_len, beside))
         short_pages = n_pages - len(shared) - free_pages + self.pages.free_pages - self.pages.free_beside(shared)
         if is_full or short_pages > 0:
-            leaving = self.preemption.parking.make_room(start, short_pages, now)
+            leaving = self.preemption.parking.free_capacity(start, short_pages, now)
             if leaving is None:
                 return no_capacity(start, free_pages, "sequences" if is_full else "pages")
             if leaving:

@@ -32,7 +32,7 @@ from weft_runner.shell.engine import Engine
 STALL_S = 60.0
 LATE_LEASES = 0.25  # leases for which an answer may be late: there is time for another connection before a lease ends
 ASK_S = 2.0
-SECOND_LOOK_S = 0.05  # both answers may be on their way at the same time
+RECHECK_S = 0.05  # both answers may be on their way at the same time
 SUPERVISOR = Peer(Kind.SUPERVISOR, "supervisor")
 
 
@@ -50,14 +50,14 @@ class SupervisorLink:
             on_down=self._on_down,
         )  # fmt: skip
         self._lease_s, self._sent_at = 2.0, clock()
-        self._heard_at, self._answers = clock(), 0  # on the present stream
+        self._answered_at, self._answers = clock(), 0  # on the present stream
         self._unanswered = asyncio.Event()  # a message that has to be answered was sent, and nothing was heard since
 
     async def run(self) -> None:
         """Until `close`. An exception in any part ends it with that exception (in a group)."""
         try:
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(self._keep_lease()), group.create_task(self._keep_heard())]
+                beside = [group.create_task(self._keep_lease()), group.create_task(self._watch_answers())]
                 await self._link.run()
                 for task in beside:
                     task.cancel()
@@ -72,7 +72,7 @@ class SupervisorLink:
         """Dropped where no stream is open: a new one begins with a full report."""
         if self._link.send(RUNNER_TO_SUPERVISOR.encode(message)):
             self._sent_at = self._clock()
-            if self._sent_at >= self._heard_at + self._lease_s * ANSWER_LEASES:
+            if self._sent_at >= self._answered_at + self._lease_s * ANSWER_LEASES:
                 self._unanswered.set()
 
     def _open(self, messages: Any, /, *, metadata: Any = None) -> Any:
@@ -84,7 +84,7 @@ class SupervisorLink:
 
     def _on_message(self, envelope: SupervisorToRunner) -> None:
         message = SUPERVISOR_TO_RUNNER.decode(envelope)
-        self._hear()
+        self._note_answer()
         if isinstance(message, Registered):
             self._lease_s = max(message.lease_ms, 1) / 1e3
             self._answers += 1
@@ -94,13 +94,13 @@ class SupervisorLink:
             self._on_order(message)
         self._engine.post(Received(SUPERVISOR, message))
 
-    def _hear(self) -> None:
-        self._heard_at = self._clock()
+    def _note_answer(self) -> None:
+        self._answered_at = self._clock()
         self._unanswered.clear()
 
     def _on_up(self) -> None:
         self._answers = 0
-        self._hear()
+        self._note_answer()
 
     def _on_down(self, reason: str) -> None:
         self._engine.post(Closed(SUPERVISOR, reason))
@@ -116,7 +116,7 @@ class SupervisorLink:
             if since is not None and late and now - max(since, advanced) <= STALL_S:
                 self.send(Heartbeat())
 
-    async def _keep_heard(self) -> None:
+    async def _watch_answers(self) -> None:
         """Look for another way where an answer does not come.
 
         Only with a supervisor that answers: one of an older version says nothing after its first word.
@@ -134,7 +134,7 @@ class SupervisorLink:
         try:
             with suppress(grpc.aio.AioRpcError):
                 await stub.Check(HealthCheckRequest(), timeout=ASK_S, wait_for_ready=True)
-                await asyncio.sleep(SECOND_LOOK_S)
+                await asyncio.sleep(RECHECK_S)
                 if self._unanswered.is_set() and self._link.up:
                     opened, self._channel = self._channel, opened
                     self._link.abandon("the supervisor answers on another connection alone")

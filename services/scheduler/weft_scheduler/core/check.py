@@ -145,7 +145,7 @@ def check_scheduled(state: State) -> None:
         for offer in dry_pass.offers():
             choice = view.place(offer.request, dry_pass.closed)
             assert choice is None, (pool.name, (offer.request.id, choice.uuid))
-            assert place_beside(state, pool, view, offer.request, dry_pass) is None, (pool.name, offer.request)
+            assert place_beside(state, pool, view, offer.request) is None, (pool.name, offer.request)
             dry_pass.tried(offer.request, placed=False)
             if offer.drains:
                 dry_pass.close(view.placeable_shapes(offer.request))

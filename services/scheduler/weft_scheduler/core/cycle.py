@@ -54,7 +54,7 @@ def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
             if not offer.tried and (not offer.blocked or view.changed_for(request)):
                 choice = view.place(request, queue_pass.closed)
                 queue_pass.tried(request, placed=choice is not None)
-            beside = place_beside(state, pool, view, request, queue_pass) if choice is None else None
+            beside = place_beside(state, pool, view, request) if choice is None else None
             choice, parks = beside or (choice, ())
             if choice is None:
                 if offer.drains:

@@ -14,7 +14,6 @@ from weft.domain.runner import RunnerRole
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.placement.policy import Choice
-from weft_scheduler.core.policy.queue.overtaking import QueuePass
 from weft_scheduler.core.pool.pool import Pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.view import PoolView
@@ -22,18 +21,17 @@ from weft_scheduler.core.view import PoolView
 MAX_TRIED = 32  # latest sequences of a tenant, whose runners are tried
 
 
-def place_beside(
-    state: State, pool: Pool, view: PoolView, request: Request, queue_pass: QueuePass[Request]
-) -> tuple[Choice, tuple[str, ...]] | None:
+def place_beside(state: State, pool: Pool, view: PoolView, request: Request) -> tuple[Choice, tuple[str, ...]] | None:
     """Return where a request runs, and whom that runner parks for it: as few as make room. None: nobody is.
 
     Its tenant stays within its share with it; the one that makes room keeps its own. While lines of batches run it is
-    those that leave (`policy/priority`).
+    those that leave (`policy/priority`). A runner for which another request waits that was overtaken too often is left
+    to that one.
     """
     shares = pool.waiting.shares
     if request.batch or pool.fleet.batch_runners or pool.declared.split or not shares.is_within(request.tenant):
         return None
-    if (tenant := shares.farthest_beyond()) is None or not queue_pass.may_park_for(request):
+    if (tenant := shares.farthest_beyond()) is None:
         return None
     # 1. the latest sequences of that tenant, by runner
     by_runner: dict[str, list[str]] = {}
@@ -44,10 +42,11 @@ def place_beside(
             by_runner.setdefault(runner.id.uuid, []).append(request_id)
     # 2. the first runner on which some of them leave room
     most = min(shares.excess(tenant), MAX_PARKS)
+    starved = [one for one in pool.waiting.overtaking.starved.values() if one is not request]
     for uuid, request_ids in by_runner.items():
         runner = state.runners[uuid]
-        takes = runner.placeable and runner.role is not RunnerRole.PROMPT and runner.shape not in queue_pass.closed
-        if takes and view.could_run(request, runner):
+        takes = runner.placeable and runner.role is not RunnerRole.PROMPT and view.could_run(request, runner)
+        if takes and not any(view.could_run(one, runner) for one in starved):
             parks = _fewest(pool, runner, request, request_ids[:most])
             if parks is not None:
                 return Choice(uuid), tuple(parks)
@@ -75,9 +74,9 @@ def _fewest(pool: Pool, runner: RunnerAccount, request: Request, request_ids: Se
     short = tokens - accounts.free_tokens
     pages = [0] * len(request_ids)
     if short > 0 and spec.swaps:  # the runner takes the pages of who is parked already, then those of these
-        sequences, in_kv = runner.report.sequences, dict(runner.report.in_kv())
+        sequences = runner.report.sequences
         short -= spec.page_tokens * sum(sequences[one].reserved_pages for one in accounts.parked.ids)
-        pages = [sequences[one].reserved_pages if in_kv[one] else 0 for one in request_ids]
+        pages = [sequences[one].reserved_pages for one in request_ids]
     for fewest in range(max(0, lacking), len(pages) + 1):
         if short <= spec.page_tokens * sum(pages[:fewest]) and len(accounts.parked) + fewest <= spec.max_sequences:
             return request_ids[:fewest]

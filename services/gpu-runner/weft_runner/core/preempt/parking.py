@@ -77,7 +77,7 @@ class SequenceParking:
 
     # ---- moments of the pool
 
-    def make_room(self, start: Start, short_pages: int, now: float) -> tuple[str, ...] | None:
+    def free_capacity(self, start: Start, short_pages: int, now: float) -> tuple[str, ...] | None:
         """Park sequences for a newcomer that lacks a place or pages. None: that makes no room.
 
         Returns the sequences whose KV has to be in host memory before the room is there.

@@ -124,11 +124,6 @@ class QueuePass(Generic[R]):
         else:
             self._kept.blocked.add(request.id)
 
-    def may_park_for(self, request: R) -> bool:
-        """True where no other request of its tenant was overtaken too often: that one comes first."""
-        starved = self._kept.starved
-        return not starved or all(one.tenant != request.tenant or one is request for one in starved.values())
-
     def passed_by(self, request: R, *, beside: bool = False) -> Iterator[R]:
         """Yield what a placed request has passed: older ones of its tenant, and of tenants whose turn came before.
 
