@@ -18,6 +18,7 @@ A migration without KV is Stop here and Start there at once, with the tokens so 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from weft.domain.ids import NEVER, Epoch, RunnerId
@@ -182,7 +183,11 @@ class RequestStream:
         self._hold_s, self._held_before_s = hold_s, 0.0
         self._held_since: float | None = None  # None: the hold time stands still
         self._update_hold(now)
-        self._text = AnswerText(request)
+
+    @cached_property
+    def _text(self) -> AnswerText:
+        """The text of the answer; made with its first token, for many wait before theirs."""
+        return AnswerText(self.request)
 
     @property
     def numerics_class(self) -> str:
