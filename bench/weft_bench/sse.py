@@ -83,6 +83,8 @@ async def run_at(
     async def send(number: int) -> Streamed:
         due = began + at_s[number]
         await asyncio.sleep(due - time.perf_counter())
+        while idle and idle[-1][0].at_eof():  # the server has closed it: nothing was asked on it for a while
+            idle.pop()[1].close()
         reader, writer = idle.pop() if idle else await asyncio.open_connection(host, port)
         try:
             answer = await _ask(reader, writer, bodies[number], keys[number] if keys else "")
