@@ -229,6 +229,18 @@ def test_a_start_that_waits_for_a_copy_ends_with_its_stop_its_session_and_its_co
             assert step(pool) == {"f1", "f2"}
 
 
+def test_a_newer_epoch_takes_the_place_of_a_start_that_waits_whatever_session_brings_it() -> None:
+    pool = RequestPool(SHORT)
+    for key in ("f1", "f2"):
+        begin(pool, key, prompt=12)
+    step(pool)
+    begin(pool, "v", "f2", owner=2)
+    begin(pool, "v", now=5.0, owner=3)
+    assert refused(pool) == ["v"], "f2's pages are not free yet"
+    copied(pool)
+    assert "v" not in pool.sequences, "the epoch that waited is over"
+
+
 def test_a_row_in_flight_of_a_sequence_that_left_and_is_back_does_not_count() -> None:
     """Found by the simulator: the pages that its token was written to were another's by then."""
     pool = RequestPool(SHORT)

@@ -236,7 +236,7 @@ class LimitUse(_message.Message):
     def __init__(self, rule: _Optional[_Union[_supervisor_pb2.LimitRule, _Mapping]] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., concurrent: _Optional[int] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "rank", "adapter_bytes", "token_runner", "delay_ms", "by_page", "leaves", "stays", "parks", "kv_address")
+    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "rank", "adapter_bytes", "token_runner", "delay_ms", "by_page", "leaves", "stays", "kv_address", "parks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
@@ -250,8 +250,8 @@ class Assign(_message.Message):
     BY_PAGE_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     STAYS_FIELD_NUMBER: _ClassVar[int]
-    PARKS_FIELD_NUMBER: _ClassVar[int]
     KV_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PARKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     runner: _common_pb2.RunnerId
@@ -265,9 +265,9 @@ class Assign(_message.Message):
     by_page: bool
     leaves: bool
     stays: bool
-    parks: _containers.RepeatedScalarFieldContainer[str]
     kv_address: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., token_runner: _Optional[_Union[TokenRunner, _Mapping]] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., parks: _Optional[_Iterable[str]] = ..., kv_address: _Optional[str] = ...) -> None: ...
+    parks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., token_runner: _Optional[_Union[TokenRunner, _Mapping]] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_address: _Optional[str] = ..., parks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenRunner(_message.Message):
     __slots__ = ("runner", "address", "kv_address", "numerics_class")

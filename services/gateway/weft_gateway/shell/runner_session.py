@@ -63,7 +63,7 @@ class RunnerSession:
                 try:
                     self._outbox.joins = await accepted_by(call) == TAKES_FOLLOWING
                     async for message in call:
-                        for one in unjoined(message) if message.following else (message,):
+                        for one in unjoined(message):
                             self._receive(one)
                 finally:
                     call.cancel()

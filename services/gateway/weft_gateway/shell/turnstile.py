@@ -44,7 +44,7 @@ class Turnstile:
         self._here += 1
         turn = asyncio.get_running_loop().create_future()
         if self._alone is not None:
-            self._turns.enter(self._alone, turn)
+            self._turns.enter(self._alone, turn)  # it runs: nobody is told that its turn has come
             self._alone = None
         if self._turns.enter(tenant, turn):
             return

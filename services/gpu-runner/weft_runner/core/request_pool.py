@@ -123,15 +123,15 @@ class RequestPool:
         """
         if self._epochs.is_stale(start.request_id, start.epoch):
             return
-        held = self.sequences.get(start.request_id)
-        if held is not None and held.gateway != gateway:
+        held, deferred = self.sequences.get(start.request_id), self.preemption.parking.deferred.get(start.request_id)
+        if (other := held or deferred) is not None and other.gateway != gateway:
             answer = ended(start, EndReason.INTERNAL, "another gateway's request has this id")
             self.effects.append(Send(owner, answer))
             return
         self._epochs.see(start.request_id, start.epoch)
         if held is not None:
             self.remove(held)  # one owner a request: the highest epoch
-        self.preemption.parking.withdraw(start.request_id, owner)
+        self.preemption.parking.withdraw(start.request_id)
         self._answer(owner, self._start(start, owner, gateway, now, grammar))
 
     def _answer(self, owner: Peer, answer: Ended | NoCapacity | SequenceTokens | None) -> None:
@@ -155,8 +155,8 @@ class RequestPool:
     ) -> None:
         """Cancel an epoch: its pages are free before the next step. Only the session that started it may."""
         sequence, deferred = self.sequences.get(request_id), self.preemption.parking.deferred.get(request_id)
-        if deferred is not None and deferred.start.epoch <= epoch:
-            self.preemption.parking.withdraw(request_id, owner)
+        if deferred is not None and deferred.owner == owner and deferred.start.epoch <= epoch:
+            self.preemption.parking.withdraw(request_id)
         if sequence is not None and sequence.owner == owner and sequence.start.epoch <= epoch:
             if preempted:
                 self.preemption.count()
@@ -173,8 +173,8 @@ class RequestPool:
 
     def cancel_session(self, owner: Peer) -> None:
         """Cancel what the session held."""
-        for request_id in [*self.preemption.parking.deferred]:
-            self.preemption.parking.withdraw(request_id, owner)
+        for request_id in [r for r, deferred in self.preemption.parking.deferred.items() if deferred.owner == owner]:
+            self.preemption.parking.withdraw(request_id)
         for sequence in [s for s in self.sequences.values() if s.owner == owner]:
             self.remove(sequence)
 

@@ -2,8 +2,7 @@
 
 The scheduler says which ones (`Allotment.parks`), and beside whom. A parked sequence computes nothing and keeps its
 pages, so that it costs nothing and goes on at once; where pages are short as well its KV goes to host memory. It is
-never computed again for this, and is parked for `MAX_PARKED_S` of its life at most. (VTC, Sheng et al., OSDI 2024,
-never preempts: section 3.2 names that as what bounds its fairness.)
+never computed again for this, and is parked for `MAX_PARKED_S` of its life at most.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -111,15 +110,15 @@ class SequenceParking:
         """Admit a Start once those that leave for it are in host memory."""
         self.deferred[deferred.start.request_id] = deferred
 
-    def withdraw(self, request_id: str, owner: Peer) -> DeferredStart | None:
-        """Forget the deferred Start of a request that this session started; None: there is none."""
-        deferred = self.deferred.get(request_id)
-        return self.deferred.pop(request_id) if deferred is not None and deferred.owner == owner else None
+    def withdraw(self, request_id: str) -> None:
+        """Forget the deferred Start of a request, if it has one."""
+        self.deferred.pop(request_id, None)
 
     def serve(self, now: float) -> None:
         """Give what has come free to deferred Starts, then to those that are parked, the longest parked first."""
-        for request_id, deferred in [*self.deferred.items()]:
-            if not any(self._is_leaving(key) for key in deferred.leaving):
+        for request_id in [*self.deferred]:
+            deferred = self.deferred.get(request_id)  # admitting one serves others
+            if deferred is not None and not any(self._is_leaving(key) for key in deferred.leaving):
                 del self.deferred[request_id]
                 self._admit(deferred)
         for key in self._returning(now):
