@@ -78,6 +78,6 @@ def _fewest(pool: Pool, runner: RunnerAccount, request: Request, request_ids: Se
         short -= spec.page_tokens * sum(sequences[one].reserved_pages for one in accounts.parked.ids)
         pages = [sequences[one].reserved_pages for one in request_ids]
     for fewest in range(max(0, lacking), len(pages) + 1):
-        if short <= spec.page_tokens * sum(pages[:fewest]) and len(accounts.parked) + fewest <= spec.max_sequences:
+        if short <= spec.page_tokens * sum(pages[:fewest]) and len(accounts.parked.ids) + fewest <= spec.max_sequences:
             return request_ids[:fewest]
     return None

@@ -117,7 +117,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         state.emit(Stale("report", runner_id.uuid, str(error)))
         return
     pool = state.pool_of(runner)
-    parked = count_parked(state, runner)
+    parked = bool(runner.accounts.parked.changed) and count_parked(state, runner)
     if (report.sequences or parked) and len(pool.waiting.queue) and pool.waiting.shares.farthest_beyond() is not None:
         state.mark_schedulable(pool.name, ())  # who runs there may make room from now on
     if took_over:

@@ -13,10 +13,7 @@ class ParkedSequences:
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}  # reported sequences that are parked, or will be with an Assign
         self._expected: Counter[str] = Counter()  # by Assigns that no report has yet
-        self._changed: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self.ids)
+        self.changed: set[str] = set()  # sequences that were parked, or are no more, since `take_changed`
 
     def may_park(self, sequences: Mapping[str, SequenceState], request_id: str, epoch: Epoch) -> bool:
         """True for a sequence that is reported under that epoch, and may still be parked."""
@@ -38,13 +35,13 @@ class ParkedSequences:
             sequence, parked = sequences.get(request_id), request_id in self.ids
             parks = sequence is not None and (sequence.parking is Parking.PARKED or request_id in self._expected)
             if parks is not parked:
-                self._changed.add(request_id)
+                self.changed.add(request_id)
                 if parks:
                     self.ids[request_id] = None
                 else:
                     del self.ids[request_id]
 
     def take_changed(self) -> set[str]:
-        """Return the sequences that were parked, or are no more, since the last call."""
-        changed, self._changed = self._changed, set()
+        """Return `changed`, and begin it anew."""
+        changed, self.changed = self.changed, set()
         return changed

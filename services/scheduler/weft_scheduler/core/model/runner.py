@@ -193,7 +193,7 @@ class RunnerAccounts:
     @property
     def working_set(self) -> int:
         """Sequences that the runner runs or was assigned (Punica's working set): not those that are parked."""
-        return len(self._report.sequences) + len(self.unacked) - len(self.parked)
+        return len(self._report.sequences) + len(self.unacked) - len(self.parked.ids)
 
     @property
     def packed_sequences(self) -> int:

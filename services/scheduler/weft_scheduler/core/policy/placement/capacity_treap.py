@@ -72,7 +72,9 @@ class CapacityTreap:
             node = node.left if key < node.key else node.right
         if node is None:
             raise KeyError(key)
-        node.free_tokens = free_tokens
+        before, node.free_tokens = node.free_tokens, free_tokens
+        if max(before, free_tokens) < node.maximum:
+            return  # a member below it has its subtree's maximum, before and after
         path.append(node)
         while path:
             node = path.pop()
