@@ -170,6 +170,11 @@ class Network:
             if stream.ends[side] is endpoint and stream.alive[side]
         ]
 
+    def reaches(self, stream: Stream) -> bool:
+        """True where the server of a stream answers on it now."""
+        passes = all(stream.alive) and not stream.broken and not self._is_cut(stream)
+        return passes and stream.ends[1].still_until <= self.clock.now
+
     # ---------------------------------------------------------------- how
 
     def _is_cut(self, stream: Stream) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SCHEDULER, PREDICTOR = Peer(Kind.SCHEDULER, "scheduler"), Peer(Kind.PREDICTOR, "predictor")
 FEATURES = 1 << 10  # of the predictor's ridge: prompts have no text here
 TOKENIZER_S = 0.05  # for a gateway's tokenizer to come
+CHECK_S = 1.0  # for a runner to answer a gateway that checks it
 SLOW = 10.0  # time of a slow runner's step over that of others
 COMMIT_S = 0.002  # of an outcome
 KV_CLAIM_S = 2.0  # for a runner to take KV that is offered to it
@@ -622,6 +623,10 @@ class GatewayShell(BaseShell):
                     return
                 stream = world.network.connect(process, runner, effect.hello, effect.peer)
                 process.streams[effect.peer] = (stream, 0)  # what is sent from now on follows the hello
+            case gw.CheckSession():
+                world.clock.after(
+                    2 * world.deployment.delay_s, Rank.DELIVERY, self._check, process, process.generation, effect.peer
+                )
             case gw.Proceed() | gw.Refuse():
                 self._answered(process, effect)
             case gw.Submitted():
@@ -640,6 +645,16 @@ class GatewayShell(BaseShell):
                 raise LawBroken(f"{process.name} drops the outcome of {effect.request_id}")
             case _:
                 pass
+
+    def _check(self, process: Process, generation: int, peer: Peer) -> None:
+        """Tell whether a session's runner answers now; a session without an answer is given up."""
+        stream, _ = process.streams.get(peer, (None, 0))
+        if generation != process.generation or stream is None:
+            return
+        if self._world.network.reaches(stream):
+            process.post(gw.SessionAlive(peer))
+        else:
+            self._world.clock.after(CHECK_S, Rank.FAULT, self._world.network.give_up, stream)
 
     def _answered(self, process: Process, step: gw.Proceed | gw.Refuse | gw.RequestHeld) -> None:
         """Authenticate and parse, then tokenise: the shell's part, which takes no time of its own here."""

@@ -18,6 +18,8 @@ from weft.domain.request import (
     OutcomeReport,
     Priority,
     ResubmitComplete,
+    RunnerChecked,
+    RunnerGone,
     Submit,
 )
 from weft.domain.routes import AdapterSpec, PhaseCounts, PoolSpec, RegistryChange, RegistryHello
@@ -232,8 +234,19 @@ class Driver:
         supervisor = state.get("supervisor", "s")
         return self.reports(self.report_of(uuid, *running, **state), supervisor=supervisor)
 
-    def lost(self, uuid: str, incarnation: str = "i1", supervisor: str = "s") -> list[Effect]:
+    def lease_ends(self, uuid: str, incarnation: str = "i1", supervisor: str = "s") -> list[Effect]:
         return self.supervisor_sends(ClusterReport((), (RunnerId(uuid, incarnation),)), supervisor)
+
+    def lost(self, uuid: str, incarnation: str = "i1", supervisor: str = "s") -> list[Effect]:
+        """Let a lease end of a runner that no gateway finds alive."""
+        effects = self.lease_ends(uuid, incarnation, supervisor)
+        for gateway in peers(effects, RunnerGone):
+            effects += self.checks(uuid, gateway, incarnation, alive=False)
+        return effects
+
+    def checks(self, uuid: str, gateway: str = "g", incarnation: str = "i1", *, alive: bool) -> list[Effect]:
+        """Let a gateway say whether a runner is alive."""
+        return self.gateway_sends(RunnerChecked(RunnerId(uuid, incarnation), alive), gateway)
 
     def preempt(self, uuid: str, request_id: str, reservation_tokens: int, for_: str = "") -> list[Effect]:
         decision = PreemptDecision(

@@ -480,9 +480,21 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class RunnerGone:
-    """The lease of that runner ran out: every session to that incarnation is over."""
+    """The lease of that runner ran out: every session to that incarnation is over.
+
+    `unless_alive`: but one whose runner answers; RunnerChecked says which it is.
+    """
 
     runner: RunnerId
+    unless_alive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerChecked:
+    """A gateway's word on a runner whose lease ran out. `alive`: it answers; else there is no session to it."""
+
+    runner: RunnerId
+    alive: bool
 
 
 # ---------------------------------------------------------------- outcomes

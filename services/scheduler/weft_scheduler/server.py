@@ -213,6 +213,9 @@ def _log(effect: Effect) -> None:
         case effects.RoleChanged():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, role=effect.role, reason=effect.reason)
             log.info("role of a runner changed", extra=about)
+        case effects.RunnerDoubted():
+            about = kv(runner=effect.runner.uuid, reason=effect.reason)
+            log.warning("runner not reported: its gateways say whether it is there", extra=about)
         case effects.RunnerLost():
             log.info("runner lost", extra=kv(runner=effect.runner.uuid, reason=effect.reason))
         case effects.Stale():

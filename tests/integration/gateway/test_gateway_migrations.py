@@ -5,13 +5,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from harness.gateway_peers import FakeRunner, runner_server
+from harness.grpc_server import listening
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import SessionHello
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
-from weft_gateway.core import OpenSession
+from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
+from weft_gateway.core import OpenSession, SessionAlive
 from weft_gateway.shell import RunnerSession
 
 from .conftest import ANSWER, World, opened, serving, soon, until
@@ -134,6 +139,30 @@ async def test_the_end_of_a_session_is_told_once_unless_the_gateway_ended_it(*, 
             session.close()
         await soon(session.closed())
     assert told == [Connected(peer), *([Closed(peer, "closed by the runner")] if by_the_runner else [])]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_checked_session_goes_on_where_the_runner_answers_and_ends_where_it_does_not(*, answers: bool) -> None:
+    told = list[Connected | Received | Closed | SessionAlive]()
+    runner = FakeRunner("runner-1")
+    peer = Peer(Kind.RUNNER, "runner-1/runner-1-1")
+
+    def serve(server: grpc.aio.Server) -> None:
+        add_RunnerServicer_to_server(runner, server)
+        if answers:
+            add_HealthServicer_to_server(HealthServicer(), server)
+
+    async with listening(serve) as address:
+        session = RunnerSession(
+            OpenSession(peer, address, SessionHello("gateway-1", runner.id.incarnation)), told.append, told.append, None
+        )
+        await until(lambda: told == [Connected(peer)])
+        session.check()
+        await until(lambda: len(told) == 2)
+        session.close()
+        await soon(session.closed())
+    detail = "its lease ran out, and it does not answer: UNIMPLEMENTED"
+    assert told[1] == (SessionAlive(peer) if answers else Closed(peer, detail))
 
 
 # ---------------------------------------------------------------- the scheduler goes and comes back

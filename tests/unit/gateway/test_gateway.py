@@ -27,6 +27,7 @@ from weft.domain.request import (
     Preempt,
     Priority,
     ResubmitComplete,
+    RunnerChecked,
     RunnerGone,
     Sampling,
     SequenceTokens,
@@ -40,6 +41,7 @@ from weft_gateway.core import (
     PREDICTOR,
     SCHEDULER,
     Answer,
+    CheckSession,
     ClientGone,
     Drained,
     DrainStarted,
@@ -59,6 +61,7 @@ from weft_gateway.core import (
     RequestHeld,
     RequestReady,
     RoutesChanged,
+    SessionAlive,
     Submitted,
     TokenizerChanged,
     TokenizerState,
@@ -378,6 +381,28 @@ def test_a_lost_session_fails_the_epochs_that_run_there_and_no_others(how: str) 
     assert shell.machine.requests["t"].running
     assert (len(shell.machine.sessions), shell.machine.held) == (1, 2)
     assert of(shell.assign("r"), OpenSession), "also one that came back under its name"
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_session_to_a_runner_without_a_lease_goes_on_where_it_answers(alive: bool) -> None:
+    shell = running("r")
+    peer, gone = runner_peer(FIRST), Received(SCHEDULER, RunnerGone(FIRST, unless_alive=True))
+    assert shell.feed(gone) == [CheckSession(peer)]
+    effects = shell.feed(SessionAlive(peer) if alive else Closed(peer, "no answer"))
+    assert sent(effects, RunnerChecked) == [RunnerChecked(FIRST, alive)]
+    assert [failed.request_id for failed in sent(effects, Failed)] == ([] if alive else ["r"])
+    assert bool(shell.machine.requests["r"].running) is alive
+    assert shell.feed(SessionAlive(peer)) == [], "nobody asks any more"
+
+
+def test_a_runner_without_a_lease_is_not_alive_for_who_has_no_session() -> None:
+    shell = running("r")
+    gone = RunnerGone(SECOND, unless_alive=True)
+    assert shell.feed(Received(SCHEDULER, gone)) == [Send(SCHEDULER, RunnerChecked(SECOND, alive=False))]
+    shell.submit("s")
+    shell.assign("s", SECOND)
+    effects = shell.feed(Received(SCHEDULER, gone))
+    assert sent(effects, Failed, RunnerChecked)[1:] == [RunnerChecked(SECOND, alive=False)], "it never had one"
 
 
 def test_a_new_incarnation_ends_the_session_to_the_one_before() -> None:

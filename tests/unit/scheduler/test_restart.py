@@ -10,7 +10,7 @@ from weft.domain.machine import PersistTerm, Send
 from weft.domain.request import Assign, FailReason, ResubmitComplete, RunnerGone
 from weft.domain.routes import Keys, RegistryChange, Routes
 from weft.domain.runner import Resync, SchedulerHello, SequenceState
-from weft_scheduler.core import Phase, Requeued, Stale
+from weft_scheduler.core import Phase, Requeued, RunnerLost, Stale
 
 R = RunnerId("a", "i1")
 
@@ -143,7 +143,7 @@ def test_a_runner_nobody_reports_is_gone_only_while_somebody_could(driver: Drive
     running(driver, "r", Epoch(1, 1))
     if supervised:
         driver.supervisor()
-    assert bool(of(driver.wait(11.0), RunnerGone)) is supervised
+    assert bool(of(driver.wait(13.0), RunnerLost)) is supervised
     assert driver.request("r").phase is (Phase.STOPPING if supervised else Phase.RUNNING)
 
 

@@ -141,8 +141,8 @@ def test_runners_are_wanted_and_go_by_the_phase_of_their_groups(driver: Driver) 
 
 def test_a_failure_of_either_ends_both(split: Driver) -> None:
     split.place("r", prompt_tokens=64)
-    (gone,) = of(split.lost("b"), RunnerGone)
-    assert gone.runner.uuid == "b"
+    asked, gone = of(split.lost("b"), RunnerGone)
+    assert (asked.runner.uuid, asked.unless_alive, gone.runner.uuid, gone.unless_alive) == ("b", True, "b", False)
     assert split.record("a").role is RunnerRole.MIXED, "the only one that is left does both"
     (again,) = of(split.failed("r", FailReason.SESSION_LOST) + split.wait(4), Assign)
     assert (again.runner.uuid, again.token_runner) == ("a", None)

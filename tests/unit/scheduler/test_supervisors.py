@@ -3,10 +3,11 @@
 import pytest
 
 from harness.scheduler_driver import Driver, of, peers
-from weft.domain.request import Assign
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import Assign, RunnerGone
 from weft.domain.routes import Routes
 from weft.domain.runner import OrderedRunner, Resync
-from weft_scheduler.core import Contact, RunnerLost, Stale
+from weft_scheduler.core import Contact, Phase, RunnerLost, Stale
 
 
 @pytest.fixture
@@ -56,7 +57,8 @@ def test_a_runner_whose_supervisor_is_gone_and_that_no_other_reports_is_gone_too
     driver.runner("a")
     driver.close_supervisor()
     assert not of(driver.wait(driver.core.config.absent_s - 0.1), RunnerLost)
-    assert [e.runner.uuid for e in of(driver.wait(0.2), RunnerLost)] == ["a"]
+    assert [gone.unless_alive for gone in of(driver.wait(0.2), RunnerGone)] == [True]
+    assert [e.runner.uuid for e in of(driver.checks("a", alive=False), RunnerLost)] == ["a"]
 
 
 def test_supervisors_that_come_and_go_without_a_report_do_not_keep_old_ones_true(driver: Driver) -> None:
@@ -109,3 +111,60 @@ def test_changes_count_only_on_a_stream_that_brought_the_whole_state(driver: Dri
         driver.supervisor()
     assert peers(driver.reports(change, supervisor=name), Resync) == [name]
     assert driver.record("a").accounts.free_pages == 90
+
+
+def test_a_runner_without_a_lease_that_a_gateway_finds_alive_is_placed_on_for_a_while(driver: Driver) -> None:
+    driver.runner("a")
+    driver.place("r")
+    driver.runner("a", driver.view("r"))
+    config = driver.core.config
+    effects = driver.lease_ends("a")
+    for number in range(8):
+        assert [gone.unless_alive for gone in of(effects, RunnerGone)] == [True]
+        driver.checks("a", alive=True)
+        driver.checks("a", alive=True)  # nobody has asked again
+        if number * config.absent_s < config.lapsed_s:
+            driver.place(f"new {number}")
+            driver.outcome(f"new {number}")
+        effects = driver.wait(config.absent_s)
+        assert not of(effects, RunnerLost)
+    driver.checks("a", alive=True)
+    assert not of(driver.submit("waits"), Assign), "what was reported is too old"
+    assert driver.request("r").phase is Phase.RUNNING
+    (assign,) = of(driver.runner("a", driver.view("r"), version=9), Assign)
+    assert assign.request_id == "waits"
+    assert not of(driver.wait(config.absent_s), RunnerGone)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_runner_that_neither_a_supervisor_nor_a_gateway_knows_alive_is_gone(driver: Driver, silent: bool) -> None:
+    driver.gateway("g2")
+    driver.runner("a")
+    driver.place("r")
+    assert peers(driver.lease_ends("a"), RunnerGone) == ["g", "g2"]
+    assert not of(driver.checks("a", alive=False), RunnerLost)
+    effects = driver.wait(driver.core.config.check_s) if silent else driver.checks("a", "g2", alive=False)
+    assert [gone.unless_alive for gone in of(effects, RunnerGone)] == [False, False]
+    assert of(effects, RunnerLost)
+    assert driver.request("r").phase is Phase.STOPPING
+    assert not driver.checks("a", "g2", alive=True), "too late"
+
+
+def test_one_gateway_that_finds_a_runner_alive_is_enough(driver: Driver) -> None:
+    driver.gateway("g2")
+    driver.runner("a")
+    driver.lease_ends("a")
+    driver.checks("a", "g2", alive=True)
+    driver.checks("a", alive=False)
+    assert not of(driver.wait(driver.core.config.check_s), RunnerLost)
+
+
+def test_a_runner_that_a_gateway_finds_alive_is_not_missed_after_a_restart(driver: Driver) -> None:
+    driver.submit("r", emitted_tokens=3, epoch=Epoch(1, 1), runner=RunnerId("a", "i1"), reservation_tokens=16)
+    config = driver.core.config
+    driver.close_supervisor()
+    driver.supervisor()
+    assert [gone.unless_alive for gone in of(driver.wait(config.absent_s), RunnerGone)] == [True]
+    driver.checks("a", alive=True)
+    assert not of(driver.wait(config.check_s), RunnerLost)
+    assert driver.request("r").phase is Phase.RUNNING

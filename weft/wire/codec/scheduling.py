@@ -18,6 +18,7 @@ from weft.domain.request import (
     Preempt,
     Reject,
     ResubmitComplete,
+    RunnerChecked,
     RunnerGone,
     Started,
     Submit,
@@ -68,6 +69,7 @@ GatewayMessage = (
     | RoutesApplied
     | LimitReport
     | FleetQuery
+    | RunnerChecked
 )
 SchedulerMessage = Assign | Preempt | Reject | Routes | OutcomeAck | RunnerGone | LimitReport | FleetReport
 
@@ -85,6 +87,7 @@ GATEWAY_TO_SCHEDULER: Direction[pb.GatewayToScheduler, GatewayMessage] = Directi
     routes_applied=RoutesApplied,
     limit_report=LimitReport,
     fleet_query=FleetQuery,
+    runner_checked=RunnerChecked,
 )
 SCHEDULER_TO_GATEWAY: Direction[pb.SchedulerToGateway, SchedulerMessage] = Direction(
     pb.SchedulerToGateway,

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report", "fleet_query", "routes_applied", "following")
+    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report", "fleet_query", "routes_applied", "runner_checked", "following")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class GatewayToScheduler(_message.Message):
     LIMIT_REPORT_FIELD_NUMBER: _ClassVar[int]
     FLEET_QUERY_FIELD_NUMBER: _ClassVar[int]
     ROUTES_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_CHECKED_FIELD_NUMBER: _ClassVar[int]
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     submit: Submit
@@ -34,8 +35,9 @@ class GatewayToScheduler(_message.Message):
     limit_report: LimitReport
     fleet_query: FleetQuery
     routes_applied: RoutesApplied
+    runner_checked: RunnerChecked
     following: _containers.RepeatedCompositeFieldContainer[GatewayToScheduler]
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet_query: _Optional[_Union[FleetQuery, _Mapping]] = ..., routes_applied: _Optional[_Union[RoutesApplied, _Mapping]] = ..., following: _Optional[_Iterable[_Union[GatewayToScheduler, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet_query: _Optional[_Union[FleetQuery, _Mapping]] = ..., routes_applied: _Optional[_Union[RoutesApplied, _Mapping]] = ..., runner_checked: _Optional[_Union[RunnerChecked, _Mapping]] = ..., following: _Optional[_Iterable[_Union[GatewayToScheduler, _Mapping]]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
     __slots__ = ("gateway", "applies_routes")
@@ -352,10 +354,20 @@ class FleetAdapter(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ..., running: _Optional[int] = ..., loading: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
 
 class RunnerGone(_message.Message):
-    __slots__ = ("runner",)
+    __slots__ = ("runner", "unless_alive")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
+    UNLESS_ALIVE_FIELD_NUMBER: _ClassVar[int]
     runner: _common_pb2.RunnerId
-    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+    unless_alive: bool
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., unless_alive: _Optional[bool] = ...) -> None: ...
+
+class RunnerChecked(_message.Message):
+    __slots__ = ("runner", "alive")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    alive: bool
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., alive: _Optional[bool] = ...) -> None: ...
 
 class Reject(_message.Message):
     __slots__ = ("request_id", "reason", "message", "retry_after_ms")

@@ -10,6 +10,7 @@ from weft_gateway.core.config import MAX_UNACKED, GatewayConfig
 from weft_gateway.core.events import (
     PREDICTOR,
     SCHEDULER,
+    CheckSession,
     ClientGone,
     Drained,
     DrainStarted,
@@ -31,6 +32,7 @@ from weft_gateway.core.events import (
     RequestHeld,
     RequestReady,
     RoutesChanged,
+    SessionAlive,
     Submitted,
     TokenizerChanged,
     TokenizerState,

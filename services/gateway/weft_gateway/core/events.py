@@ -73,6 +73,13 @@ class PreparedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionAlive:
+    """The runner of a session has answered (`CheckSession`)."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class RequestHeld:
     """A request that was told to wait (`Admission.arrive`, `resolve`) does so. Proceed or Refuse answers it."""
 
@@ -128,7 +135,7 @@ class DrainStarted:
 
 Event = (
     Received | Connected | Closed | Tick | RequestHeld | RequestReady | ClientGone | RequestAborted | TokenizerChanged
-    | DrainStarted
+    | DrainStarted | SessionAlive
 )  # fmt: skip
 
 # ---------------------------------------------------------------- effects
@@ -211,6 +218,13 @@ class OpenSession:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckSession:
+    """Ask a session's runner whether it is there. SessionAlive or Closed answers it within a second."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class PeerViolation:
     """A runner's message broke the contract, and Close follows."""
 
@@ -246,6 +260,6 @@ class Drained:
 
 
 Effect = (
-    Send | Close | Emit | FirstToken | Finish | Proceed | Refuse | Submitted | OpenSession | PeerViolation
-    | RoutesChanged | OutcomeDropped | RequestFailed | Drained
+    Send | Close | Emit | FirstToken | Finish | Proceed | Refuse | Submitted | OpenSession | CheckSession
+    | PeerViolation | RoutesChanged | OutcomeDropped | RequestFailed | Drained
 )  # fmt: skip

@@ -35,6 +35,7 @@ from weft.domain.request import (
     PromptLogprobs,
     Reject,
     ResubmitComplete,
+    RunnerChecked,
     RunnerGone,
     Step,
 )
@@ -96,6 +97,8 @@ class Gateway:
                 effects += self._abandon(request_id, now)
             case events.RequestAborted(request_id):
                 effects = self._apply(request_id, event, now)
+            case events.SessionAlive(peer):
+                effects = self._on_session_alive(peer)
             case Connected(peer) | Closed(peer) if peer.kind is Kind.SCHEDULER:
                 effects = self._on_scheduler(isinstance(event, Connected), now)
             case Connected(peer) | Closed(peer):
@@ -183,9 +186,8 @@ class Gateway:
                 return []
             case Routes():
                 return self._on_routes(message, now)
-            case RunnerGone(runner):
-                session = self.sessions.get(runner_peer(runner))
-                return self._close(session, "its lease ran out", now) if session else []
+            case RunnerGone():
+                return self._on_runner_gone(message, now)
             case Prediction():
                 arrival = self.admission.take_predicted(message.request_id)
                 return self._submit(arrival, message, now) if arrival else []  # too late
@@ -265,6 +267,23 @@ class Gateway:
         self.sessions.remove(session)
         return self._lose(session, event.reason if session.ready else f"no session: {event.reason}", now)
 
+    def _on_runner_gone(self, gone: RunnerGone, now: float) -> list[Effect]:
+        """End the session to a runner without a lease, unless the runner may be alive and answers."""
+        session = self.sessions.get(runner_peer(gone.runner))
+        if session is None:
+            return [Send(SCHEDULER, RunnerChecked(gone.runner, alive=False))] if gone.unless_alive else []
+        session.checking = gone.unless_alive
+        if session.checking and session.ready:
+            return [events.CheckSession(session.peer)]
+        return self._close(session, "its lease ran out", now)
+
+    def _on_session_alive(self, peer: Peer) -> list[Effect]:
+        session = self.sessions.get(peer)
+        if session is None or not session.checking:
+            return []
+        session.checking = False
+        return [Send(SCHEDULER, RunnerChecked(session.runner, alive=True))]
+
     def _close(self, session: SessionEntry, reason: str, now: float) -> list[Effect]:
         """End a session. A later assignment opens another one."""
         return [self.sessions.close(session, reason), *self._lose(session, reason, now)]
@@ -272,7 +291,10 @@ class Gateway:
     def _lose(self, session: SessionEntry, reason: str, now: float) -> list[Effect]:
         """Every request on a session that is over has lost its runner."""
         lost = SessionLost(session.runner, reason)
-        return [effect for answer in list(session.requests) for effect in self._apply(answer, lost, now)]
+        effects = [effect for answer in list(session.requests) for effect in self._apply(answer, lost, now)]
+        if session.checking:
+            effects.append(Send(SCHEDULER, RunnerChecked(session.runner, alive=False)))
+        return effects
 
     # ---------------------------------------------------------------- one answer
 

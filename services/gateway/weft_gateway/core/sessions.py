@@ -17,6 +17,7 @@ class SessionEntry:
     peer: Peer
     runner: RunnerId
     ready: bool = False
+    checking: bool = False  # the scheduler waits for what its end, or an answer, says of the runner
     requests: dict[str, None] = field(default_factory=dict[str, None])  # an ordered set
 
 

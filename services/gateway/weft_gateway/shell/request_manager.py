@@ -238,6 +238,8 @@ class RequestManager:
                 self._on_routes(pools)
             case events.OpenSession():
                 self._sessions[effect.peer] = RunnerSession(effect, self.feed, self._on_session_end, self._tls)
+            case events.CheckSession(peer):
+                self._sessions[peer].check()
             case Close(peer, reason):
                 if session := self._sessions.pop(peer, None):
                     session.close()

@@ -169,6 +169,8 @@ def check_contact(state: State) -> None:
         assert runner.contact is not Contact.PRESENT or runner.supervisor in state.supervisors, runner.id
         timer = Timer(TimerKind.RUNNER_LAPSED, runner.id.uuid)
         assert (timer in state.timers) == (runner.contact is Contact.LAPSED), (runner.id, runner.contact)
+        checks = [gateway.id for gateway in state.gateways.values() if runner.id in gateway.checks]
+        assert not checks or Timer(TimerKind.RUNNER_CHECKED, runner.id.uuid) in state.timers, (runner.id, checks)
 
 
 def check_accounts(state: State) -> None:

@@ -20,6 +20,8 @@ class SchedulerConfig:
     # Without any supervisor a runner is placed on by its last report for this long. Its capacity is that report's less
     # what was assigned since, so it only shrinks; one that is gone is found by the gateways, whose requests avoid it.
     lapsed_s: float = 60.0
+    # Gateways say within this time whether a runner whose lease ran out is alive: they ask it, and wait for a second.
+    check_s: float = 2.0
     # A request with tokens waits this long for a runner of their numerics class: its answer stays bit-equal there, and
     # after that a slightly other one is better than none.
     same_class_s: float = 5.0

@@ -115,6 +115,14 @@ class Stale:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerDoubted:
+    """For logs: gateways are asked for a runner that no supervisor reports."""
+
+    runner: RunnerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerLost:
     """For logs: an incarnation is over."""
 
@@ -138,5 +146,6 @@ Effect = (
     | SequencesParked
     | Judged
     | Stale
+    | RunnerDoubted
     | RunnerLost
 )

@@ -1,8 +1,9 @@
 """The handlers of what supervisors send: which runners there are, what each holds, which sequence has to leave.
 
 Nothing is placed on a runner before its first full report. A supervisor's stream may end for reasons that say nothing
-of its runners: they are placed on by their last report for `lapsed_s`, until a stream brings a full one. A runner that
-no supervisor reports for `absent_s`, while there is one to report it, is gone. A report costs what it carries.
+of its runners: they are placed on by their last report for `lapsed_s`, until a stream brings a full one. So is a runner
+that has lost its lease, or that no supervisor reports for `absent_s` while there is one to report it, as long as a
+gateway finds it alive; else it is gone. A report costs what it carries.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from weft.domain.adapter import DesiredChange, Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Peer
+from weft.domain.request import RunnerChecked, RunnerGone
 from weft.domain.runner import (
     ClusterReport,
     OrderedRunner,
@@ -24,8 +26,9 @@ from weft.domain.runner import (
     SupervisorHello,
 )
 from weft_scheduler.core import migration
-from weft_scheduler.core.effects import RunnerLost, Stale
+from weft_scheduler.core.effects import RunnerDoubted, RunnerLost, Stale
 from weft_scheduler.core.epochs import advance_term
+from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import Contact, RunnerAccount, SentOrders, StaleReport
 from weft_scheduler.core.phases import order_role
@@ -36,6 +39,7 @@ from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
+NOT_ALIVE = "no supervisor reports it, and no gateway finds it alive"
 MAX_INTERVAL_S = 5.0  # time between two reports of a loaded runner: a longer one proves that some were lost
 
 
@@ -60,9 +64,8 @@ def on_closed(state: State, name: str) -> None:
     forwarded = next(iter(state.supervisors)) == name
     del state.supervisors[name]
     for runner in state.runners.values():
-        if runner.contact is Contact.PRESENT and runner.supervisor == name:
-            runner.lose(Contact.LAPSED)
-            state.timers.set(Timer(TimerKind.RUNNER_LAPSED, runner.id.uuid), state.now + state.config.lapsed_s)
+        if runner.supervisor == name:
+            _lapse(state, runner)
     if state.supervisors:
         _expect_runners(state)
         if forwarded:
@@ -78,7 +81,7 @@ def on_cluster_report(state: State, peer: Peer, report: ClusterReport) -> None:
         if runner is not None and runner.supervisor not in ("", peer.name):
             state.emit(Stale("loss", runner_id.uuid, "another supervisor has reported it since"))
         else:
-            on_runner_lost(state, runner_id, "lease ran out")
+            _doubt(state, runner_id, "lease ran out")
     for decision in report.preempts:
         on_preempt_decision(state, decision)
 
@@ -174,10 +177,49 @@ def on_lapsed(state: State, timer: Timer) -> None:
 
 
 def on_unreported(state: State, timer: Timer) -> None:
-    """End a runner that no supervisor reports. While there is none, silence proves nothing."""
+    """Doubt a runner that no supervisor reports. While there is none, silence proves nothing."""
     runner = state.runners[timer.name]
     if state.supervisors and runner.contact is not Contact.PRESENT:
-        on_runner_lost(state, runner.id, "no supervisor reports it")
+        _doubt(state, runner.id, "no supervisor reports it")
+
+
+def _doubt(state: State, runner_id: RunnerId, reason: str) -> None:
+    """Have the gateways check a runner that nobody reports: it is gone unless one of them finds it alive."""
+    runner = state.runners.present(runner_id)
+    if runner is None or not state.gateways:
+        on_runner_lost(state, runner_id, reason)
+        return
+    _lapse(state, runner)
+    for gateway in state.gateways.values():
+        gateway.check(runner_id)
+        state.send(gateway.peer, RunnerGone(runner_id, unless_alive=True))
+    state.timers.set(Timer(TimerKind.RUNNER_CHECKED, runner_id.uuid), state.now + state.config.check_s)
+    state.emit(RunnerDoubted(runner_id, reason))
+
+
+def on_checked(state: State, gateway: GatewayStream, checked: RunnerChecked) -> None:
+    """Believe in a runner that a gateway finds alive, and ask again after a while; else it is the last one's word."""
+    runner = state.runners.present(checked.runner)
+    if runner is None or runner.id not in gateway.checks:
+        return
+    gateway.checked(runner.id)
+    if checked.alive:
+        _expect_no_check(state, runner.id)
+        state.timers.set(Timer(TimerKind.RUNNER_UNREPORTED, runner.id.uuid), state.now + state.config.absent_s)
+    elif not any(runner.id in other.checks for other in state.gateways.values()):
+        on_runner_lost(state, runner.id, NOT_ALIVE)
+
+
+def on_check_due(state: State, timer: Timer) -> None:
+    """End a runner that no gateway has found alive in time."""
+    on_runner_lost(state, state.runners[timer.name].id, NOT_ALIVE)
+
+
+def _lapse(state: State, runner: RunnerAccount) -> None:
+    """Place on a runner by its last report, for `lapsed_s` at the most."""
+    if runner.contact is Contact.PRESENT:
+        runner.lose(Contact.LAPSED)
+        state.timers.set(Timer(TimerKind.RUNNER_LAPSED, runner.id.uuid), state.now + state.config.lapsed_s)
 
 
 def push_desired(
@@ -294,6 +336,13 @@ def _expect_runners(state: State) -> None:
 def _expect_no_longer(state: State, runner_id: RunnerId) -> None:
     for kind in (TimerKind.RUNNER_LAPSED, TimerKind.RUNNER_UNREPORTED):
         state.timers.clear(Timer(kind, runner_id.uuid))
+    _expect_no_check(state, runner_id)
+
+
+def _expect_no_check(state: State, runner_id: RunnerId) -> None:
+    state.timers.clear(Timer(TimerKind.RUNNER_CHECKED, runner_id.uuid))
+    for gateway in state.gateways.values():
+        gateway.checked(runner_id)
 
 
 def _forward_outcomes(state: State) -> None:

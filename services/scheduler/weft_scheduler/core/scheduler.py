@@ -10,7 +10,16 @@ from typing import Any
 from weft.domain.fleet import FleetQuery
 from weft.domain.limits import LimitReport
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
-from weft.domain.request import Cancel, Failed, OutcomeAck, OutcomeReport, ResubmitComplete, Started, Submit
+from weft.domain.request import (
+    Cancel,
+    Failed,
+    OutcomeAck,
+    OutcomeReport,
+    ResubmitComplete,
+    RunnerChecked,
+    Started,
+    Submit,
+)
 from weft.domain.routes import Keys, KeysConfirmed, RegistryChange, ResyncRoutes, RoutesApplied
 from weft.domain.runner import ClusterReport
 from weft_scheduler.core import (
@@ -45,6 +54,7 @@ MESSAGES: Mapping[tuple[Kind, type], Callable[[State, Any, Any], None]] = {
     (Kind.GATEWAY, LimitReport): requests.on_limit_report,
     (Kind.GATEWAY, Failed): rescheduling.on_failed,
     (Kind.GATEWAY, FleetQuery): fleet.on_fleet_query,
+    (Kind.GATEWAY, RunnerChecked): runner_reports.on_checked,
     (Kind.SUPERVISOR, ClusterReport): runner_reports.on_cluster_report,
     (Kind.SUPERVISOR, OutcomeAck): requests.on_outcomes_stored,
     (Kind.SUPERVISOR, Keys): keys.on_keys,
@@ -75,6 +85,7 @@ TIMERS: Mapping[TimerKind, Callable[[State, Timer], None]] = {
     TimerKind.MIGRATION: controllers.on_due,
     TimerKind.RESUBMIT: requests.on_resubmit_timeout,
     TimerKind.ROLES: controllers.on_due,
+    TimerKind.RUNNER_CHECKED: runner_reports.on_check_due,
     TimerKind.RUNNER_LAPSED: runner_reports.on_lapsed,
     TimerKind.RUNNER_UNREPORTED: runner_reports.on_unreported,
     TimerKind.SCALE: controllers.on_pools_changed,

@@ -20,6 +20,7 @@ class TimerKind(StrEnum):
     MIGRATION = "migration"  # pool: what runs on runners that should go may move
     RESUBMIT = "resubmit"  # gateway: it counts as complete
     ROLES = "roles"  # pool: the roles of its runners may change
+    RUNNER_CHECKED = "runner_checked"  # runner uuid: no gateway that checks it has found it alive
     RUNNER_LAPSED = "runner_lapsed"  # runner uuid: what was reported before its supervisor's stream ended is too old
     RUNNER_UNREPORTED = "runner_unreported"  # runner uuid: no supervisor reports it
     SCALE = "scale"  # pools that have changed are scaled, before their statuses are published

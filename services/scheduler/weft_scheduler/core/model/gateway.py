@@ -45,6 +45,7 @@ class GatewayStream:
         self.requests: set[str] = set()
         self.pools: Counter[str] = Counter()  # requests of each pool
         self.avoidance = Avoidance()
+        self.checks: set[RunnerId] = set()  # runners that it has not said yet to be alive or not
         self._lost_sessions: dict[RunnerId, int] = {}  # in a row
 
     def add(self, request_id: str, pool: str) -> None:
@@ -80,8 +81,17 @@ class GatewayStream:
         self.avoidance.add(runner_id, until)
         return until
 
+    def check(self, runner_id: RunnerId) -> None:
+        """Note that the gateway is asked whether a runner is alive."""
+        self.checks.add(runner_id)
+
+    def checked(self, runner_id: RunnerId) -> None:
+        """Note that what the gateway says of a runner is known, or does not matter any more."""
+        self.checks.discard(runner_id)
+
     def runner_lost(self, runner_id: RunnerId) -> None:
         """Forget the lost sessions of an incarnation that is over."""
+        self.checked(runner_id)
         self._lost_sessions.pop(runner_id, None)
 
     def started(self, runner_id: RunnerId) -> None:
