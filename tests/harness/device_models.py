@@ -42,6 +42,9 @@ _TINY = replace(
     _LLAMA, vocab_size=64, hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1, head_dim=16,
     windows=(0,),
 )  # fmt: skip
+_FACTORS: dict[str, float] = {
+    "embedding_scale": 3.0, "residual_scale": 0.3, "attention_scale": 0.1, "logit_divisor": 2.0,
+}  # fmt: skip
 LLAMA = sized(gpu=_LLAMA, interpreted=_TINY)
 FAMILIES = sized(
     gpu={
@@ -55,10 +58,13 @@ FAMILIES = sized(
         "mistral": replace(_LLAMA, architecture="MistralForCausalLM", kv_heads=1, windows=(40, 40, 40)),
         "qwen2": replace(_LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, kv_heads=8, windows=(0, 23, 0)),
         "qwen3": replace(_LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=128, tied_embeddings=True),
+        "granite": replace(_LLAMA, architecture="GraniteForCausalLM", **_FACTORS),
+        "smollm3": replace(_LLAMA, architecture="SmolLM3ForCausalLM", nope_layers=(1,), tied_embeddings=True),
     },
     interpreted={
         "llama": _TINY,
         "qwen3": replace(_TINY, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=32, tied_embeddings=True),
+        "granite": replace(_TINY, architecture="GraniteForCausalLM", **_FACTORS),
     },
 )
 ADAPTERS: tuple[dict[str, int], ...] = (

@@ -16,6 +16,12 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (True, False),
     "sliding_window": (5, 9),
     "max_window_layers": (0, 2, 9),
+    "no_rope_layers": ([1, 0, 1, 1], [0] * 4),
+    "no_rope_layer_interval": (1, 3),
+    "embedding_multiplier": (12.0, 3),
+    "residual_multiplier": (0.22,),
+    "attention_multiplier": (0.015625,),
+    "logits_scaling": (8.0, 3),
     "layer_types": (["full_attention", "sliding_attention"] * 2, ["full_attention"] * 4),
 }
 QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")

@@ -28,7 +28,10 @@ from weft_runner.model.cuda.device import find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.weights import Pack, load_weights
 
-CONFIGS = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+CONFIGS = {
+    "llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config",
+    "granite": "GraniteConfig", "smollm3": "SmolLM3Config",
+}  # fmt: skip
 FAMILIES = tuple(CONFIGS)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANKS = (1, 2, 3, 5, 8, 16, 24, 64)
@@ -142,7 +145,7 @@ def random_config(family: str, rng: random.Random) -> dict[str, Any]:
     }
     if family == "qwen2":  # its head size always follows from the hidden size
         config["hidden_size"] = config.pop("head_dim") * kv_heads * group
-    return config | random_windows(family, rng, layers)
+    return config | random_windows(family, rng, layers) | random_extras(family, rng, layers)
 
 
 def random_rope(family: str, rng: random.Random) -> dict[str, Any]:
@@ -165,6 +168,19 @@ def random_windows(family: str, rng: random.Random, layers: int) -> dict[str, An
             used = {"use_sliding_window": True, "sliding_window": window}
             kinds = [rng.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
             return rng.choice(({}, used | {"max_window_layers": rng.randint(0, layers)}, used | {"layer_types": kinds}))
+        case _:
+            return {}
+
+
+def random_extras(family: str, rng: random.Random, layers: int) -> dict[str, Any]:
+    match family:
+        case "granite":
+            numbers = {"embedding": (0.5, 6.0), "attention": (0.05, 0.4), "residual": (0.3, 1.4)}
+            drawn = {f"{name}_multiplier": rng.uniform(*bounds) for name, bounds in numbers.items()}
+            return drawn | {"logits_scaling": rng.choice((0.7, 1.0, 2.0))}
+        case "smollm3":
+            flags = [1, *(rng.randint(0, 1) for _ in range(layers - 1))]
+            return {"pad_token_id": None} | rng.choice(({"no_rope_layer_interval": 2}, {"no_rope_layers": flags}))
         case _:
             return {}
 

@@ -16,6 +16,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 4, "sliding_window": 11, "tie_word_embeddings": False},
     "qwen2": {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 32},
+    "granite": {
+        "num_key_value_heads": 2,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+    "smollm3": {"num_key_value_heads": 2, "no_rope_layers": [1, 0, 1], "pad_token_id": None},
 }
 ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj", "down_proj"]},

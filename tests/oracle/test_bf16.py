@@ -23,7 +23,10 @@ from harness.random_models import FAMILIES, OracleModel, Rows, native_executor, 
 
 PAGES, PAGE_TOKENS = 1024, 16
 # Measured, and half as much again: CPUs of other numerics classes sum in other orders.
-MAXIMUM = {"llama": 0.36, "mistral": 0.17, "qwen2": 0.23, "qwen3": 0.21, "quickstart": 0.4}
+MAXIMUM = {
+    "llama": 0.36, "mistral": 0.17, "qwen2": 0.23, "qwen3": 0.21, "granite": 0.75, "smollm3": 0.36, "quickstart": 0.4,
+}  # fmt: skip
+SEEDS = {"smollm3": 4}  # of models; 1 draws one of which transformers itself is 7.6 off
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ def quickstart_texts(count: int, seed: int) -> list[Text]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_bf16_are_near_those_in_fp32(tmp_path, family):
     """Random weights are blunter than any trained model's, and many positions near ties: docs/numerics.md says more."""
-    made = random_model(tmp_path / "fp32", family, 1)
+    made = random_model(tmp_path / "fp32", family, SEEDS.get(family, 1))
     model = rounded(tmp_path / "fp32" / "base", tmp_path / "bf16", {n: tmp_path / "fp32" / n for n in made.adapters})
     compared = compare(family, model, random_texts(model, 1, 10), random_texts(model, 2, 10))
     assert_as_stated(compared, MAXIMUM[family])

@@ -36,11 +36,20 @@ def sparse_config(architecture: str, rng: random.Random) -> dict[str, Any]:
 
 def assert_same(spec: ModelSpec, architecture: str, config: dict[str, Any]) -> None:
     theirs = transformers.AutoConfig.for_model(MODEL_TYPES[architecture], **deepcopy(config))
-    kinds = theirs.layer_types if architecture in QWEN else [architecture] * 4
+    typed = (*QWEN, "SmolLM3ForCausalLM")
+    kinds = theirs.layer_types if architecture in typed else [architecture] * 4
     windowed = [kind in ("sliding_attention", "MistralForCausalLM") for kind in kinds]
     window = getattr(theirs, "sliding_window", None) or 0
     assert spec.windows == tuple(window if has else 0 for has in windowed)
     assert (spec.kv_heads, spec.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
+    rotates = getattr(theirs, "no_rope_layers", [1] * 4) if architecture == "SmolLM3ForCausalLM" else [1] * 4
+    assert spec.nope_layers == tuple(layer for layer, flag in enumerate(rotates) if not flag)
+    factors = (
+        [theirs.embedding_multiplier, theirs.residual_multiplier, theirs.attention_multiplier, theirs.logits_scaling]
+        if architecture == "GraniteForCausalLM"
+        else [1.0, 1.0, None, 1.0]
+    )
+    assert factors == [spec.embedding_scale, spec.residual_scale, spec.attention_scale, spec.logit_divisor]
     assert spec.norm_eps == theirs.rms_norm_eps
     rope = theirs.rope_parameters
     assert (spec.rope.theta, spec.rope.kind, spec.rope.factor) == (

@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 11
+ABI = 12
 BF16, FP32, INT8, INT4 = range(4)
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}  # of weights, by the name of their format
 LOST = -4
@@ -39,7 +39,7 @@ class Layer(Structure):
     _fields_ = [
         *_fields(c_void_p, "attention_norm mlp_norm q_norm k_norm"),
         *_fields(Matrix, "qkv o gate_up down"),
-        *_fields(c_int32, "window reserved"),
+        *_fields(c_int32, "window fixed"),
     ]
 
 
@@ -70,6 +70,8 @@ class ModelStruct(Structure):
         *_fields(c_int32, "embedding_kind page_tokens"),
         *_fields(c_float, "rope_scale"),
         *_fields(c_int32, "kv_kind"),
+        *_fields(c_float, "embedding_scale residual_scale query_scale"),
+        *_fields(c_int32, "reserved"),
         ("ranks", POINTER(RanksStruct)),
         ("scores", c_void_p),
         ("score_positions", c_int64),

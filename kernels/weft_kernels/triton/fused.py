@@ -34,28 +34,28 @@ _EMBED_BLOCK = 1024
 _ELEMENTS_A_THREAD = 8  # of a row: one load of 16 bytes in bf16
 
 
-def embed(residual: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor) -> None:
-    """Write residual fp32 [T, H] = table[tokens]; tokens int32 [T], all of them inside the table [V, H]."""
+def embed(residual: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor, scale: float = 1.0) -> None:
+    """Write residual fp32 [T, H] = scale * table[tokens]; tokens int32 [T], all of them inside the table [V, H]."""
     n_tokens, hidden = residual.shape
     assert residual.is_contiguous()
     assert table.is_contiguous()
     assert table.shape[1] == hidden, (table.shape, hidden)
     block = min(_EMBED_BLOCK, next_power_of_2(hidden))
     kernel = prepared(_embed, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
-    kernel((n_tokens, cdiv(hidden, block), 1), residual, tokens, table)
+    kernel((n_tokens, cdiv(hidden, block), 1), residual, tokens, table, scale)
 
 
-def prepare_add_norm(residual: torch.Tensor, eps: float) -> Launch:
+def prepare_add_norm(residual: torch.Tensor, eps: float, scale: float = 1.0) -> Launch:
     """Prepare launches with (x, y, weight).
 
-    residual += y (None: as it is); x = residual * rsqrt(mean(residual^2) + eps) * weight. x, y [T, H], contiguous, of
-    the model's dtype, residual fp32 [T, H], weight fp32 [H].
+    residual += scale * y (None: as it is); x = residual * rsqrt(mean(residual^2) + eps) * weight. x, y [T, H],
+    contiguous, of the model's dtype, residual fp32 [T, H], weight fp32 [H].
     """
     n_tokens, hidden = residual.shape
     assert residual.is_contiguous()
     block = next_power_of_2(hidden)
     kernel = prepared(_add_norm, H=hidden, BLOCK=block, num_warps=_row_warps(block), enable_fp_fusion=True)
-    return kernel.bound((n_tokens, 1, 1), residual, eps)
+    return kernel.bound((n_tokens, 1, 1), residual, eps, scale)
 
 
 def prepare_rope_write(
@@ -69,10 +69,13 @@ def prepare_rope_write(
     cos_sin: torch.Tensor,
     eps: float,
     pending: DeferredExpand | None,
+    *,
+    rotates: bool = True,
 ) -> Launch:
     """Prepare launches with (q, qkv, q_norm, k_norm, layer, *expand_arguments(pending)).
 
-    Queries and keys normed (q_norm, k_norm fp32 [D], or neither) and rotated; keys and values to their pages.
+    Queries and keys normed (q_norm, k_norm fp32 [D], or neither) and rotated, unless this layer `rotates` nothing;
+    keys and values to their pages.
 
     qkv [T, (heads + 2 N) * D]: q heads, k heads, v heads -> q [T, heads, D] and `layer` of kv [pages, L, 2, N, P, D],
     all of one dtype. cos_sin fp32 [positions, 2, D / 2]; halves are paired, not neighbours. rows int32 [R, 4]: start,
@@ -94,6 +97,7 @@ def prepare_rope_write(
     kernel = prepared(
         _rope_write, PARTS=parts, SHARE=share, BLOCK_R=BLOCK_R, PAIR_R=_pair_ranks(block_m), HEADS=heads,
         KV_HEADS=kv_heads, LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=block_m, ROW_HEADS=together,
+        ROTATES=rotates,
         num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
     groups = cdiv(heads + 2 * kv_heads, min(together, TURNS))
@@ -137,26 +141,26 @@ def _tile_warps(elements: int) -> int:
 
 
 @triton.jit
-def _embed(residual, tokens, table, H: tl.constexpr, BLOCK: tl.constexpr):
+def _embed(residual, tokens, table, scale, H: tl.constexpr, BLOCK: tl.constexpr):
     t = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens + t).to(tl.int64)
     x = tl.load(table + token * H + column, mask=column < H)
-    tl.store(residual + t * H + column, x.to(tl.float32), mask=column < H)
+    tl.store(residual + t * H + column, x.to(tl.float32) * scale, mask=column < H)
 
 
 @triton.jit
-def _add_norm(residual, eps, x, y, weight, H: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(residual, eps, scale, x, y, weight, H: tl.constexpr, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     inside = column < H
     at = tl.program_id(0).to(tl.int64) * H + column
     r = tl.load(residual + at, mask=inside, other=0.0)
     w = tl.load(weight + column, mask=inside, other=0.0)  # under way while the sum is made
     if y is not None:
-        r += tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        r += tl.load(y + at, mask=inside, other=0.0).to(tl.float32) * scale
         tl.store(residual + at, r, mask=inside)
-    scale = tl.rsqrt(tl.sum(r * r, 0) / H + eps)
-    tl.store(x + at, (r * scale * w).to(x.dtype.element_ty), mask=inside)
+    inverse = tl.rsqrt(tl.sum(r * r, 0) / H + eps)
+    tl.store(x + at, (r * inverse * w).to(x.dtype.element_ty), mask=inside)
 
 
 # One binary for all layers; and tables that are slices of one buffer start at any multiple of four bytes.
@@ -166,7 +170,7 @@ def _rope_write(
     partials, arena, ends, scales, row_offsets, head_stride, offset_stride,
     PARTS: tl.constexpr, SHARE: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-    ROW_HEADS: tl.constexpr,
+    ROW_HEADS: tl.constexpr, ROTATES: tl.constexpr,
 ):  # fmt: skip
     """Program (group, row of the chunk table): ROW_HEADS heads of a single token, or one head of a chunk.
 
@@ -179,7 +183,7 @@ def _rope_write(
             _rope_tile(
                 q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, slot, first, 1, group * ROW_HEADS,
                 partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride, PARTS,
-                SHARE, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M=1, TOGETHER=ROW_HEADS,
+                SHARE, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, ROTATES, BLOCK_M=1, TOGETHER=ROW_HEADS,
             )  # fmt: skip
     elif count > 1:
         head = group * _TURNS + turn
@@ -187,7 +191,7 @@ def _rope_write(
             _rope_tile(
                 q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, slot, first, count, head,
                 partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride, PARTS,
-                SHARE, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M, TOGETHER=1,
+                SHARE, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, ROTATES, BLOCK_M, TOGETHER=1,
             )  # fmt: skip
 
 
@@ -199,7 +203,7 @@ def _rope_tile(
     PARTS: tl.constexpr,  # 0: no adapters
     SHARE: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, LAYERS: tl.constexpr,
-    PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    PAGE: tl.constexpr, DIM: tl.constexpr, ROTATES: tl.constexpr, BLOCK_M: tl.constexpr,
     TOGETHER: tl.constexpr,  # heads of one slice: C = TOGETHER * D / 2
 ):  # fmt: skip
     """Heads of tokens [first, first + count): their two halves, low and high [M, C], are rotated together."""
@@ -245,10 +249,11 @@ def _rope_tile(
             inverse = tl.reshape(tl.broadcast_to(inverse, [BLOCK_M, TOGETHER, HALF]), [BLOCK_M, TOGETHER * HALF])
             low *= inverse * tl.load(weight)
             high *= inverse * tl.load(weight + HALF)
-        angle = cos_sin + position[:, None] * DIM + column
-        cos = tl.load(angle, mask=live[:, None], other=0.0)
-        sin = tl.load(angle + HALF, mask=live[:, None], other=0.0)
-        low, high = low * cos - high * sin, high * cos + low * sin
+        if ROTATES:
+            angle = cos_sin + position[:, None] * DIM + column
+            cos = tl.load(angle, mask=live[:, None], other=0.0)
+            sin = tl.load(angle + HALF, mask=live[:, None], other=0.0)
+            low, high = low * cos - high * sin, high * cos + low * sin
 
     if head < HEADS:
         to = q + (token[:, None].to(tl.int64) * HEADS + head) * DIM + of[None, :] + column

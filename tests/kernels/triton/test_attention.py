@@ -288,7 +288,7 @@ def test_flashinfer_attends_as_the_engine_calls_it(
         made.n_pages, LAYERS, 2, shape.kv_heads, shape.page_tokens, shape.dim, dtype=BF16, device=gpu.device
     )
     q = torch.randn(len(made.step.tokens), shape.heads, shape.dim, dtype=BF16, device=gpu.device)
-    library = flashinfer.FlashInfer(kv, shape.heads, [window])
+    library = flashinfer.FlashInfer(kv, shape.heads, [window], shape.dim**-0.5)
     library.plan(made.step.arrays)
     rows = torch.tensor([(*row, first) for row, first in zip(table, firsts, strict=True)], dtype=torch.int32)
     wanted = expected(Step(replace(shape, scale_by=1.0), q, kv, rows, torch.tensor(pages)), window)

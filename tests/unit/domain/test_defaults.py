@@ -30,7 +30,9 @@ def test_a_field_that_is_not_given_is_zero_or_empty_as_one_that_an_older_peer_do
     }
     names = {of.__name__: {name for other, name in said if of is other} for of, _ in said}
     assert names == {
+        "Family": {"rope_theta"},
         "KeyRoute": {"scope"},
+        "ModelSpec": {"embedding_scale", "logit_divisor", "residual_scale"},
         "NewBatch": {"completion_window"},
         "PoolSpec": {
             "max_queue", "queue", "reservation", "consolidation",

@@ -21,17 +21,56 @@ def spec_of(architecture: str, **change: Any) -> ModelSpec:
 
 def test_each_family_has_its_own_biases_norms_and_windows():
     read = {name: spec_of(name) for name in ALL}
-    assert [spec.qkv_bias for spec in read.values()] == [False, False, True, False]
-    assert [spec.qk_norm for spec in read.values()] == [False, False, False, True]
-    assert [spec.windows for spec in read.values()] == [(0,) * 4, (4096,) * 4, (0,) * 4, (0,) * 4]
+    assert [name for name, spec in read.items() if spec.qkv_bias] == ["Qwen2ForCausalLM"]
+    assert [name for name, spec in read.items() if spec.qk_norm] == ["Qwen3ForCausalLM"]
+    assert {spec.windows for name, spec in read.items() if name != "MistralForCausalLM"} == {(0,) * 4}
+    assert read["MistralForCausalLM"].windows == (4096,) * 4
 
 
 def test_what_a_config_leaves_out_is_what_its_family_means_by_that():
     """Absent is not null: transformers' configuration classes have defaults of their own."""
-    assert [spec_of(name).kv_heads for name in ALL] == [32, 8, 32, 32]
-    assert [spec_of(name, num_key_value_heads=None).kv_heads for name in ALL] == [32, 32, 32, 32]
-    assert [spec_of(name).head_dim for name in ALL] == [4, 4, 4, 128]
+    assert [spec_of(name).kv_heads for name in ALL] == [32, 8, 32, 32, 32, 4]
+    assert {spec_of(name, num_key_value_heads=None).kv_heads for name in ALL} == {32}
+    assert [spec_of(name).head_dim for name in ALL] == [4, 4, 4, 128, 4, 4]
     assert spec_of("MistralForCausalLM", sliding_window=None).windows == (0,) * 4
+    assert [name for name in ALL if spec_of(name).tied_embeddings] == ["SmolLM3ForCausalLM"]
+    assert spec_of("SmolLM3ForCausalLM").rope.theta == 2e6
+
+
+def test_granite_has_factors_and_smollm3_layers_without_rotation() -> None:
+    granite = spec_of(
+        "GraniteForCausalLM", embedding_multiplier=12, residual_multiplier=0.22, attention_multiplier=0.015625,
+        logits_scaling=8.0,
+    )  # fmt: skip
+    assert (granite.embedding_scale, granite.residual_scale, granite.logit_divisor) == (12.0, 0.22, 8.0)
+    assert (granite.query_scale, spec_of("GraniteForCausalLM").query_scale) == (0.015625, 1.0)
+    assert spec_of("SmolLM3ForCausalLM").query_scale == 0.5
+    assert spec_of("SmolLM3ForCausalLM").nope_layers == (3,)
+    assert spec_of("SmolLM3ForCausalLM", no_rope_layer_interval=2).nope_layers == (1, 3)
+    assert spec_of("SmolLM3ForCausalLM", no_rope_layers=[0, 1, 1, 0]).nope_layers == (0, 3)
+    assert spec_of("LlamaForCausalLM", no_rope_layers=[0, 1, 1, 0], embedding_multiplier=3).nope_layers == ()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "named"),
+    [
+        ("GraniteForCausalLM", {"residual_multiplier": 0}, "residual_multiplier"),
+        ("GraniteForCausalLM", {"attention_multiplier": "1"}, "attention_multiplier"),
+        ("GraniteForCausalLM", {"logits_scaling": 1e30}, "logits_scaling"),
+        ("GraniteForCausalLM", {"embedding_multiplier": 1e-30}, "embedding_multiplier"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, True]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("SmolLM3ForCausalLM", {"use_sliding_window": True, "sliding_window": 9}, "use_sliding_window"),
+        ("SmolLM3ForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
+    ],
+)
+def test_factors_and_layers_that_would_be_computed_otherwise_are_refused(
+    architecture: str, change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(Refused, match=named):
+        spec_of(architecture, **change)
 
 
 @pytest.mark.parametrize("architecture", ALL)

@@ -67,6 +67,15 @@ FAMILIES = {
         "num_attention_heads": 4, "attention_bias": False,
     },
 }  # fmt: skip
+SCALED = {
+    "granite": {
+        "architectures": ["GraniteForCausalLM"], "model_type": "granite", "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.4, "attention_multiplier": 0.1, "logits_scaling": 3.0,
+    },
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": [1, 0], "head_dim": 16,
+    },
+}  # fmt: skip
 
 
 @cache
@@ -125,7 +134,7 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
     @cache
     def make(family: str) -> Stage:
         root: Path = tmp_path_factory.mktemp("models") / family
-        files = write_model(root, 7, **(FAMILIES | {"windows": WINDOWS})[family])
+        files = write_model(root, 7, **(FAMILIES | SCALED | {"windows": WINDOWS})[family])
         return Stage(files, read_spec(files["config.json"]))
 
     return make
@@ -264,7 +273,7 @@ def scripts(draw: st.DrawFn, whole: list[Sequence], least: int = 1) -> Script:
     return script
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *SCALED])
 @pytest.mark.parametrize("level", LEVELS)
 def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], family: str, level: str) -> None:
     stage, whole = stage_of(family), mixed_batch()
@@ -332,7 +341,7 @@ def softmax_of_the_best(scores: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 CASES = [
-    *(("bf16", family) for family in FAMILIES), ("int8", "llama"), ("int4", "llama"), ("fp32", "llama"),
+    *(("bf16", family) for family in (*FAMILIES, *SCALED)), ("int8", "llama"), ("int4", "llama"), ("fp32", "llama"),
     ("bf16+int4", "llama"), ("int4+int4", "qwen3"), ("bf16+int4", "windows"), ("fp32+int4", "windows"),
     *(("bf16+top", family) for family in FAMILIES), ("fp32+top", "windows"), ("bf16+int4+top", "windows"),
 ]  # fmt: skip

@@ -68,7 +68,7 @@ def test_a_library_that_fails_is_told_by_name(monkeypatch):
     broken = ModuleType("flashinfer")
     monkeypatch.setitem(sys.modules, "flashinfer", broken)
     with pytest.raises(ExecutorUnavailable, match=r"--attention flashinfer: the library fails: .*Wrapper"):
-        FlashInfer(torch.zeros(1, 1, 2, 1, 16, 64), 1, [0])
+        FlashInfer(torch.zeros(1, 1, 2, 1, 16, 64), 1, [0], 0.125)
 
 
 @pytest.mark.skipif(not INSTALLED, reason="no FlashInfer: .venv/bin/uv pip install -p .venv flashinfer-python")

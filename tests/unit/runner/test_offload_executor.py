@@ -71,6 +71,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_key_value_heads": 1,
         "tie_word_embeddings": True, "num_hidden_layers": 3,
     },
+    "granite": {
+        "architectures": ["GraniteForCausalLM"], "model_type": "granite", "num_hidden_layers": 3,
+        "embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1, "logits_scaling": 3.0,
+    },
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 3,
+        "no_rope_layers": [1, 0, 1],
+    },
     "windows": {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 4,
         "use_sliding_window": True, "sliding_window": 5,
@@ -207,7 +215,12 @@ STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype"), [*(("llama", dtype) for dtype in STORED), ("qwen2", "bf16"), ("qwen2", STORED[-1])]
+    ("model", "dtype"),
+    [
+        *(("llama", dtype) for dtype in STORED),
+        ("qwen2", STORED[-1]),
+        *((model, "bf16") for model in ("qwen2", "granite", "smollm3")),
+    ],
 )
 def test_its_bits_are_those_of_the_executor_in_memory(
     files_of: Files, offload: Offload, rng: random.Random, model: str, dtype: str

@@ -1,4 +1,4 @@
-"""`config.json` of a base model -> ModelSpec: what an executor computes. Llama, Mistral, Qwen2 and Qwen3.
+"""`config.json` of a base model -> ModelSpec: what an executor computes, of the families in `FAMILIES`.
 
 Each of them may lack its head (`Qwen3Model`): it embeds, and generates nothing.
 
@@ -21,6 +21,7 @@ from weft.domain.text import quoted
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_EOS = 64  # of one model
+MAX_SCALE = 1 << 20  # of embeddings, scores and the like: numbers stay far from the ends of fp32
 ROPE_TYPES = ("default", "linear", "llama3")
 BARE = "Model"  # what architectures without a head end with: MistralModel
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -41,7 +42,9 @@ class Windows(Enum):
 class Family:
     """One architecture; `bare` is the same without its head, which embeds alone.
 
-    `kv_heads`, `head_dim`: where config.json has none (None: as many as heads, H / heads).
+    `kv_heads`, `head_dim`, `rope_theta`, `tied`: where config.json has none (None: as many as heads, H / heads).
+    `multiplied`: embeddings, what layers add, scores and logits have factors. `nope_interval`: without a list in
+    config.json, each last layer of so long an interval rotates nothing.
     """
 
     architecture: str
@@ -51,6 +54,10 @@ class Family:
     qk_norm: bool = False
     kv_heads: int | None = None
     head_dim: int | None = None
+    rope_theta: float = 10_000.0
+    tied: bool = False
+    multiplied: bool = False
+    nope_interval: int | None = None
 
     @property
     def bare(self) -> str:
@@ -62,6 +69,8 @@ FAMILIES = (
     Family("MistralForCausalLM", "mistral", Windows.ALL, kv_heads=8),
     Family("Qwen2ForCausalLM", "qwen2", Windows.BY_LAYER, qkv_bias=True, kv_heads=32),
     Family("Qwen3ForCausalLM", "qwen3", Windows.BY_LAYER, qk_norm=True, kv_heads=32, head_dim=128),
+    Family("GraniteForCausalLM", "granite", Windows.NONE, multiplied=True),
+    Family("SmolLM3ForCausalLM", "smollm3", Windows.NONE, kv_heads=4, rope_theta=2e6, tied=True, nope_interval=4),
 )
 
 
@@ -83,6 +92,9 @@ class ModelSpec:
 
     `qkv_bias`: q, k and v have a bias; `qk_norm`: each head of q and k is normalised before it is rotated.
     `windows`: for each layer the tokens that a token attends to, itself included; 0: all.
+    `nope_layers`: those that rotate nothing (NoPE: Kazemnejad et al., NeurIPS 2023).
+    `embedding_scale`: of embeddings; `residual_scale`: of what attention and MLP add to the residual stream;
+    `attention_scale`: of scores, before their softmax; None: D ** -0.5. Logits are divided by `logit_divisor`.
     `dtype`: the dtype of the stored weights as config.json names it; "" where it names none.
     """
 
@@ -101,8 +113,18 @@ class ModelSpec:
     qkv_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]
+    nope_layers: tuple[int, ...] = ()
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    logit_divisor: float = 1.0
     eos: frozenset[int] = frozenset()
     dtype: str = ""
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of a query's scores before their softmax."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
     def q_size(self) -> int:
@@ -166,11 +188,13 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Mode
         head_dim=head_dim,
         norm_eps=_positive(config, "rms_norm_eps", 1e-6),
         max_positions=max_positions,
-        tied_embeddings=_flag(config, "tie_word_embeddings") or is_bare(architecture),
-        rope=_rope(config, max_positions),
+        tied_embeddings=_flag(config, "tie_word_embeddings", absent=family.tied) or is_bare(architecture),
+        rope=_rope(config, family, max_positions),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         windows=_windows(config, family, layers),
+        nope_layers=_nope_layers(config, family, layers),
+        **(_scales(config) if family.multiplied else {}),
         eos=_eos(config, generation or {}, vocab_size),
         dtype=dtype if isinstance(dtype, str) and dtype in SERVED_DTYPES.values() else "",
     )
@@ -211,6 +235,37 @@ def _check_options(config: JsonObject) -> None:
         raise _unsupported("partial_rotary_factor is set; only whole heads are rotated")
 
 
+def _scales(config: JsonObject) -> dict[str, float]:
+    """Read the factors of a family that is multiplied (Granite), by the names that ModelSpec has."""
+    names = {
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "attention_scale": "attention_multiplier",
+        "logit_divisor": "logits_scaling",
+    }
+    scales = {scale: _positive(config, name, 1.0) for scale, name in names.items()}
+    for scale, value in scales.items():
+        if not 1 / MAX_SCALE <= value <= MAX_SCALE:
+            raise _invalid(f"{names[scale]} is {value:g}, not a number from 1 / {MAX_SCALE} to {MAX_SCALE}")
+    return scales
+
+
+def _nope_layers(config: JsonObject, family: Family, layers: int) -> tuple[int, ...]:
+    """Read which layers rotate nothing: where `no_rope_layers` has a 0, or each last of an interval."""
+    if family.nope_interval is None:
+        return ()
+    if _flag(config, "use_sliding_window") and config.get("sliding_window") is not None:
+        raise _unsupported(f"use_sliding_window is true; {family.architecture} is served without windows")
+    rotates = config.get("no_rope_layers")
+    if rotates is None:
+        interval = _integer(config, "no_rope_layer_interval", 1, 1 << 10, null=family.nope_interval)
+        return tuple(range(interval - 1, layers, interval))
+    flags = cast("list[object]", rotates) if isinstance(rotates, list) else []
+    if len(flags) != layers or not all(is_int(flag) and flag in (0, 1) for flag in flags):
+        raise _invalid(f"no_rope_layers is no list of {layers} times 0 or 1")
+    return tuple(layer for layer, flag in enumerate(flags) if not flag)
+
+
 def _windows(config: JsonObject, family: Family, layers: int) -> tuple[int, ...]:
     """The number of tokens that each layer attends to, the token itself included; 0: all of them."""
     by_layer, first = family.windows is Windows.BY_LAYER, 0
@@ -235,7 +290,7 @@ def _windows(config: JsonObject, family: Family, layers: int) -> tuple[int, ...]
     return tuple(window if kind == SLIDING else 0 for kind in cast("list[str]", kinds))
 
 
-def _rope(config: JsonObject, max_positions: int) -> RopeSpec:
+def _rope(config: JsonObject, family: Family, max_positions: int) -> RopeSpec:
     """Read the rotary embedding. `rope_scaling` wins over `rope_parameters`, as in transformers; both are checked."""
     for name in ("rope_parameters", "rope_scaling"):
         if config.get(name) is not None:
@@ -243,7 +298,7 @@ def _rope(config: JsonObject, max_positions: int) -> RopeSpec:
     rope: JsonObject = config.get("rope_scaling") or config.get("rope_parameters") or {}
     original = "original_max_position_embeddings"  # beside the scaling it counts before the one within
     return RopeSpec(
-        theta=_positive(rope, "rope_theta", _positive(config, "rope_theta", 10_000.0)),
+        theta=_positive(rope, "rope_theta", _positive(config, "rope_theta", family.rope_theta)),
         kind=_rope_type(rope),
         factor=_positive(rope, "factor", 1.0),
         low_freq_factor=_positive(rope, "low_freq_factor", 1.0),
@@ -316,8 +371,8 @@ def _integer(config: JsonObject, name: str, least: int, most: int, *, null: int 
     return value
 
 
-def _flag(config: JsonObject, name: str) -> bool:
-    value = config.get(name, False)
+def _flag(config: JsonObject, name: str, *, absent: bool = False) -> bool:
+    value = config.get(name, absent)
     if not isinstance(value, bool):
         raise _invalid(f"{name} is {quoted(value)}, not true or false")
     return value

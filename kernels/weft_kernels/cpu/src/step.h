@@ -171,7 +171,7 @@ class Step {
     for (int c = 0; c < m_.hidden; c += 16) {
       F sum = load(slot(me, 0) + int64_t(t) * m_.hidden + c);
       for (int p = 1; p < ranks_->size; p++) sum = add(sum, load(slot(me, p) + int64_t(t) * m_.hidden + c));
-      store(to + c, add(load(to + c), sum));
+      store(to + c, add(load(to + c), mul(sum, set1(m_.residual_scale))));
     }
   }
 
@@ -196,7 +196,7 @@ class Step {
       for (int m = 0; m < rows; m++)
         for (int c = 0; c < 16 * span.count; c += 16) {
           float* to = s_.hidden + int64_t(row + m) * m_.hidden + 16 * span.group + c;
-          store(to, add(load(to), load(y + m * kUnitColumns + span.column + c)));
+          store(to, add(load(to), mul(load(y + m * kUnitColumns + span.column + c), set1(m_.residual_scale))));
         }
     };
   }
@@ -455,8 +455,8 @@ class Step {
     const int dim = m_.head_dim, kv_head = (head - m_.heads) % m_.kv_heads;
     const float* cosine = cosine_ + int64_t(t) * dim;
     if (head < m_.heads) {
-      const F scale = set1(1.0f / std::sqrt(float(dim)));
-      turn(x, w.q_norm, cosine);
+      const F scale = set1(m_.query_scale);
+      turn(x, w.q_norm, w.fixed ? nullptr : cosine);
       for (int d = 0; d < dim; d += 16)
         store_as(Kind{}, q_ + t * at_.q_stride + head * dim + d, mul(load(x + d), scale));
       return;
@@ -465,7 +465,7 @@ class Step {
     const int position = owner.position + t - owner.start;
     const Pages pages = pages_of(owner, layer, kv_head);
     if (head < m_.heads + m_.kv_heads) {
-      turn(x, w.k_norm, cosine);
+      turn(x, w.k_norm, w.fixed ? nullptr : cosine);
       char* keys = const_cast<char*>(pages.keys(position));
       int4_kv() ? append_int4_keys(keys, position % 16, x, dim) : append_keys(Kind{}, keys, position % 16, x, dim);
     } else {
@@ -489,13 +489,14 @@ class Step {
     return sum(kept) == 16.0f;
   }
 
-  // Halves are paired, as in transformers: (a, b) -> (a cos - b sin, b cos + a sin).
+  // Halves are paired, as in transformers: (a, b) -> (a cos - b sin, b cos + a sin). `cosine` NULL: only normed.
   void turn(float* x, const float* norm_weight, const float* cosine) const {
     const int dim = m_.head_dim, half = dim / 2;
     if (norm_weight != nullptr) {
       const F factor = set1(inverse_root_mean_square(x, dim));
       for (int d = 0; d < dim; d += 16) store(x + d, mul(mul(load(x + d), factor), load(norm_weight + d)));
     }
+    if (cosine == nullptr) return;
     const float* sine = cosine + half;
     if (half % 16 == 0) {
       for (int d = 0; d < half; d += 16) {
@@ -566,12 +567,14 @@ class Step {
   void embed(int t) const {
     float* to = s_.hidden + int64_t(t) * m_.hidden;
     const int64_t at = int64_t(s_.tokens[t]) * m_.hidden;
+    const F scale = set1(m_.embedding_scale);
     if (m_.embedding_kind == WEFT_FP32) {
-      std::memcpy(to, static_cast<const float*>(m_.embedding) + at, sizeof(float) * m_.hidden);
+      const float* from = static_cast<const float*>(m_.embedding) + at;
+      for (int c = 0; c < m_.hidden; c += 16) store(to + c, mul(load(from + c), scale));
       return;
     }
     const uint16_t* from = static_cast<const uint16_t*>(m_.embedding) + at;
-    for (int c = 0; c < m_.hidden; c += 16) store(to + c, load_bf16(from + c));
+    for (int c = 0; c < m_.hidden; c += 16) store(to + c, mul(load_bf16(from + c), scale));
   }
 
   // Angles in fp32 as in transformers; cosines and sines through double, so that they are the same wherever it runs.

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 11
+#define WEFT_ABI 12
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2, WEFT_INT4 = 3 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4, WEFT_E_MEMORY = -5 };
@@ -30,11 +30,12 @@ typedef struct {
   const float* mlp_norm;        // [hidden]
   const float* q_norm;          // [head_dim] or NULL (Qwen3)
   const float* k_norm;
-  weft_matrix qkv;           // [(heads + 2 kv_heads) * head_dim, hidden]
-  weft_matrix o;             // [hidden, heads * head_dim]
-  weft_matrix gate_up;       // [2 inner, hidden]: 32 rows of gate, the same 32 of up, and so on
-  weft_matrix down;          // [hidden, inner]
-  int32_t window, reserved;  // a token sees itself and window - 1 tokens before it; 0: all of them
+  weft_matrix qkv;      // [(heads + 2 kv_heads) * head_dim, hidden]
+  weft_matrix o;        // [hidden, heads * head_dim]
+  weft_matrix gate_up;  // [2 inner, hidden]: 32 rows of gate, the same 32 of up, and so on
+  weft_matrix down;     // [hidden, inner]
+  int32_t window;       // a token sees itself and window - 1 tokens before it; 0: all of them
+  int32_t fixed;        // 1: queries and keys are not rotated (NoPE)
 } weft_layer;
 
 // The tensor ranks that compute each layer together, of which this process is one (Megatron's split, S-LoRA's for
@@ -64,8 +65,11 @@ typedef struct {
   const float* inverse_frequency;  // [head_dim / 2]
   void* kv;                        // [pages, layers, 2, kv_heads, page_tokens, head_dim], see attention.h and kv_int4.h
   int32_t embedding_kind, page_tokens;
-  float rope_scale;         // cos and sin are multiplied by it (1 but for yarn-like scalings)
-  int32_t kv_kind;          // `kind`, or WEFT_INT4, for which head_dim is a multiple of 32
+  float rope_scale;                       // cos and sin are multiplied by it (1 but for yarn-like scalings)
+  int32_t kv_kind;                        // `kind`, or WEFT_INT4, for which head_dim is a multiple of 32
+  float embedding_scale, residual_scale;  // of embeddings, and of what is added to the residual stream
+  float query_scale;                      // of queries, whose products with keys go into a softmax
+  int32_t reserved;
   const weft_ranks* ranks;  // heads, inner and vocab are this rank's then; hidden is whole
   float* scores;            // with top_share: [threads][16][score_positions], 64-byte aligned
   int64_t score_positions;  // no fewer than any sequence has, a multiple of 64

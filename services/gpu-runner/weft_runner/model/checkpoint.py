@@ -100,6 +100,7 @@ class LayerTensors:
     q_norm: Array | None  # [D]
     k_norm: Array | None  # [D]
     window: int
+    rotates: bool
 
 
 class LoadProgress(Protocol):
@@ -159,6 +160,7 @@ class Checkpoint:
             q_norm=head_norm("q_norm"),
             k_norm=head_norm("k_norm"),
             window=spec.windows[index],
+            rotates=index not in spec.nope_layers,
         )
 
     def release(self, *names: str) -> None:

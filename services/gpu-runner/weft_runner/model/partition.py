@@ -64,6 +64,7 @@ class Partition:
             whole,
             layers=len(layers),
             windows=whole.windows[layers.start : layers.stop],
+            nope_layers=tuple(layer - layers.start for layer in whole.nope_layers if layer in layers),
             heads=self._heads.stop - self._heads.start,
             kv_heads=self._kv_heads.stop - self._kv_heads.start,
             intermediate_size=whole.intermediate_size // self.size,

@@ -23,7 +23,7 @@ Pack = Callable[[torch.Tensor], torch.Tensor]
 class LayerWeights:
     """One layer; matrices are [out, in], or packed (int32, `weft_kernels.triton.int4`).
 
-    What a family does not have is None; `window` 0: all tokens are seen.
+    What a family does not have is None; `window` 0: all tokens are seen. `rotates`: q and k are, by their positions.
     """
 
     attention_norm: torch.Tensor  # [H]
@@ -36,6 +36,7 @@ class LayerWeights:
     q_norm: torch.Tensor | None = None  # [D]
     k_norm: torch.Tensor | None = None  # [D]
     window: int = 0
+    rotates: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +138,7 @@ def stacked_layer(
         q_norm=None if layer.q_norm is None else norm("q_norm", layer.q_norm),
         k_norm=None if layer.k_norm is None else norm("k_norm", layer.k_norm),
         window=layer.window,
+        rotates=layer.rotates,
     )
     checkpoint.release_layer(index)
     return stacked

@@ -35,7 +35,8 @@ def spec_json(spec: ModelSpec) -> dict[str, Any]:
 def spec_of(fields: Mapping[str, Any]) -> ModelSpec:
     """Read `spec_json`'s form, also after JSON. Raises KeyError, TypeError: it is not whole."""
     spec = dict[str, Any](fields)
-    spec |= {"rope": RopeSpec(**spec["rope"]), "windows": tuple(spec["windows"]), "eos": frozenset[int]()}
+    spec |= {name: tuple(spec[name]) for name in ("windows", "nope_layers")}
+    spec |= {"rope": RopeSpec(**spec["rope"]), "eos": frozenset[int]()}
     return ModelSpec(**spec)
 
 

@@ -144,6 +144,9 @@ struct Model {
     m.page_tokens = 16 * (1 + in.below(4));
     m.eps = in.one_in(8) ? 0.0f : 1e-5f;
     m.rope_scale = in.one_in(4) ? 1.3f : 1.0f;
+    m.embedding_scale = in.one_in(4) ? 12.0f : 1.0f;
+    m.residual_scale = in.one_in(4) ? 0.2f : 1.0f;
+    m.query_scale = in.one_in(4) ? 0.02f : 0.1f;
     m.top_share = in.of({0.0f, 0.0f, 0.3f, 1.0f, 1e-6f});
     m.embedding_kind = in.of({WEFT_BF16, WEFT_FP32});
     const bool norms = in.one_in(2), bias = in.one_in(2);
@@ -158,6 +161,7 @@ struct Model {
       layer.gate_up = matrix(2 * m.inner, m.hidden, false);
       layer.down = matrix(m.hidden, m.inner, false);
       layer.window = in.of({0, 0, 1, 5, 64, 70, 1000});
+      layer.fixed = in.one_in(4);
     }
     m.layer = layers.data();
     m.embedding = m.embedding_kind == WEFT_FP32 ? static_cast<const void*>(floats(m.vocab * m.hidden, 1.0f))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
@@ -111,10 +112,12 @@ class PackedWeights:
             layers=spec.layers, hidden=spec.hidden_size, inner=spec.intermediate_size, heads=spec.heads,
             kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab=head.n_out,
             kind=FP32 if self._kind == FP32 else BF16, eps=spec.norm_eps, layer=layers,
-            embedding=embedding if part.begins else None, norm=self._vector(NORM, checkpoint.norm),
+            embedding=embedding if part.begins else None,
+            norm=self._vector(NORM, np.asarray(checkpoint.norm, np.float32) / np.float32(spec.logit_divisor)),
             head=head,
             inverse_frequency=self._keep(inverse_frequencies(spec)), kv=None,
             embedding_kind=NATIVE_KINDS.get(checkpoint.embedding.dtype, FP32), page_tokens=page_tokens, rope_scale=1.0,
+            embedding_scale=spec.embedding_scale, residual_scale=spec.residual_scale, query_scale=_query_scale(spec),
         )  # fmt: skip
 
     def _layer(self, index: int) -> Layer:
@@ -131,6 +134,7 @@ class PackedWeights:
             gate_up=self._matrix(name, layer.projections, ("gate_proj", "up_proj"), beside=True),
             down=self._matrix(name, layer.projections, ("down_proj",)),
             window=layer.window,
+            fixed=not layer.rotates,
         )
         self._checkpoint.release_layer(index)
         return packed
@@ -172,6 +176,11 @@ class PackedWeights:
     def _keep(self, tensor: Array) -> int:
         self._kept.append(tensor)
         return tensor.ctypes.data
+
+
+def _query_scale(spec: ModelSpec) -> float:
+    """Return the factor of queries, in fp32 also on the way where it is D ** -0.5."""
+    return float(1 / np.sqrt(np.float32(spec.head_dim))) if spec.attention_scale is None else spec.attention_scale
 
 
 def unsupported_reason(part: Partition) -> str:

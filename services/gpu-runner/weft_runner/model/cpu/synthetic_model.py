@@ -55,6 +55,7 @@ class SyntheticModel:
             embedding=self._address(embedding), norm=self._ones(spec.hidden_size), head=Matrix(), kv=self._kv.address,
             page_tokens=PAGE_TOKENS, kv_kind=INT4 if int4_kv else kind,
             inverse_frequency=self._address(np.full(spec.head_dim // 2, 0.5, np.float32)), rope_scale=1.0,
+            embedding_scale=1.0, residual_scale=1.0, query_scale=spec.query_scale,
         )  # fmt: skip
 
     def step(self, n_tokens: int, rows: Sequence[Row], layers: range) -> Callable[[], None]:

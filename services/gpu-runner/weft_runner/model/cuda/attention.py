@@ -23,11 +23,12 @@ class Attention(Protocol):
 class TritonAttention:
     """The kernels of `weft_kernels.triton.attention`: for rows of one token a split context, for others tiles.
 
-    kv: [pages, L, 2, N, P, D]; `sms`: multiprocessors; `block_m`: tokens of a tile of rows in prefill.
+    kv: [pages, L, 2, N, P, D]; `sms`: multiprocessors; `block_m`: tokens of a tile of rows in prefill; `scale`: of a
+    query's scores.
     """
 
-    def __init__(self, kv: torch.Tensor, step: DeviceStep, sms: int, block_m: int) -> None:
-        self._kv, self._step, self._block_m = kv, step, block_m
+    def __init__(self, kv: torch.Tensor, step: DeviceStep, sms: int, block_m: int, scale: float) -> None:
+        self._kv, self._step, self._block_m, self._scale = kv, step, block_m, scale
         self._usual = attention_splits(step.whole.rows, kv.shape[3], sms)
         self._scratch: attention.DecodeScratch | None = None
         self._launches: dict[int, list[Launch]] = {}  # of the whole step, by window
@@ -60,7 +61,7 @@ class TritonAttention:
     ) -> list[Launch]:  # fmt: skip
         """Launches with out, q and a layer."""
         launches = list[Launch]()
-        kv, step, scale = self._kv, self._step, q.shape[2] ** -0.5
+        kv, step, scale = self._kv, self._step, self._scale
         if picked is not None and len(picked):
             splits = max(self._usual, LONG_SPLITS)
             if self._scratch is None:

@@ -306,7 +306,7 @@ class CudaExecutor:
 
     @on_device
     def _library(self, kv: KvCache) -> FlashInfer:
-        return FlashInfer(kv.tensor, self.spec.heads, self.spec.windows)
+        return FlashInfer(kv.tensor, self.spec.heads, self.spec.windows, self.spec.query_scale)
 
     def _attention(self, step: StepInput, here: DeviceStep) -> Attention:
         """Choose what attends in an eager step."""
@@ -316,7 +316,8 @@ class CudaExecutor:
         return self._flashinfer
 
     def _triton(self, here: DeviceStep) -> TritonAttention:
-        return TritonAttention(self._device.kv.tensor, here, self._device.sms, self._prompt_tile)
+        tensor, scale = self._device.kv.tensor, self.spec.query_scale
+        return TritonAttention(tensor, here, self._device.sms, self._prompt_tile, scale)
 
     @on_device
     def _record(self, sizes: Sizes) -> CudaGraphs:
@@ -364,7 +365,7 @@ class CudaExecutor:
 
     def _embedded(self, step: DeviceStep) -> torch.Tensor:
         residual = self._device.new(step.shape.tokens, self.spec.hidden_size, dtype=torch.float32)
-        fused.embed(residual, step.tokens, self._weights.embedding)
+        fused.embed(residual, step.tokens, self._weights.embedding, self.spec.embedding_scale)
         return residual
 
     def _logits(self, x: torch.Tensor, step: StepInput | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -383,6 +384,8 @@ class CudaExecutor:
             found.append(self._times(normed, piece, rows - done, whole))
             done += found[-1].shape[1]
         logits = self._tensor.logits(found[0] if len(found) == 1 else torch.cat(found, dim=1))
+        if self.spec.logit_divisor != 1.0:
+            logits.div_(self.spec.logit_divisor)
         if step is not None and step.pooled:
             logits = torch.nn.functional.pad(logits, (0, row_width(step, self.spec) - logits.shape[1]))
             for row in step.pooled:

@@ -47,9 +47,12 @@ def workspace_bytes(windows: Iterable[int]) -> int:
 class FlashInfer:
     """`Attention` of the step that was planned last, over one cache. Owned by the executor."""
 
-    def __init__(self, kv: torch.Tensor, heads: int, windows: Iterable[int]) -> None:
-        """kv: [pages, L, 2, N, P, D] in 16 bits. Its kernels are built here. Raises ExecutorUnavailable."""
-        self._kv, self._heads = kv, heads
+    def __init__(self, kv: torch.Tensor, heads: int, windows: Iterable[int], scale: float) -> None:
+        """kv: [pages, L, 2, N, P, D] in 16 bits; `scale`: of a query's scores. Its kernels are built here.
+
+        Raises ExecutorUnavailable.
+        """
+        self._kv, self._heads, self._scale = kv, heads, scale
         self._copied: torch.cuda.Event | None = None  # the last plan is on the device
         try:
             library: Any = importlib.import_module(PACKAGE)
@@ -71,7 +74,7 @@ class FlashInfer:
         for window, wrapper in self._wrappers.items():
             wrapper.plan(
                 queries, bounds, pages, last, self._heads, kv_heads, dim, page_tokens,
-                causal=True, sm_scale=dim**-0.5, window_left=window - 1,  # -1: all
+                causal=True, sm_scale=self._scale, window_left=window - 1,  # -1: all
                 q_data_type=self._kv.dtype, kv_data_type=self._kv.dtype,
             )  # fmt: skip
         if self._kv.device.type == "cuda":

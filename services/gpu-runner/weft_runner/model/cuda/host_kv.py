@@ -213,7 +213,7 @@ class PassingOps(TritonOps):
             with self._host_kv.pages(layer, part) as pages:
                 fused.prepare_rope_write(
                     q, device.kv.by_layer, qkv, step.rows, pages, self._own, part.chunked, device.cos_sin,
-                    spec.norm_eps, pending,
+                    spec.norm_eps, pending, rotates=weights.rotates,
                 )(q, qkv, weights.q_norm, weights.k_norm, 0, *expand_arguments(pending))  # fmt: skip
                 self._rows.attend_rows(out, q, 0, weights.window, pages, part.picked, part.tiles)
         return out

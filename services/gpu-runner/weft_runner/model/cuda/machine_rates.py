@@ -144,7 +144,7 @@ class _Bench:
         tables = StepTables.of(step, DECODE_CHUNK, tile)
         here = DeviceStep(tables.shape, self._at)
         here.write(tables)
-        attention = TritonAttention(kv.tensor, here, self._sms, tile)
+        attention = TritonAttention(kv.tensor, here, self._sms, tile, spec.query_scale)
         q = torch.ones(tokens, spec.heads, spec.head_dim, dtype=self._dtype, device=self._at)
         return self._time_s(lambda: attention.attend(q, 0, 0))
 

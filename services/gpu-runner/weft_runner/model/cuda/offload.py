@@ -224,9 +224,10 @@ class OffloadCudaExecutor(CudaExecutor):
         if self._host_kv is None:
             attend = [self._attention(one.step, one.here) for one in batches]
             return [TritonOps(device, one.here, of, nothing, widths) for one, of in zip(batches, attend, strict=True)]
+        tile, scale = self._prompt_tile, self.spec.query_scale
         return [
             PassingOps(
-                device, one.here, TritonAttention(device.kv.by_layer, one.here, device.sms, self._prompt_tile),
+                device, one.here, TritonAttention(device.kv.by_layer, one.here, device.sms, tile, scale),
                 nothing, widths, self._host_kv, parts,
             )
             for one, parts in zip(batches, self._host_kv.begin(batches, layers), strict=True)
@@ -252,7 +253,7 @@ class OffloadCudaExecutor(CudaExecutor):
         self._rows.gather(step.arrays.tokens, of_token)
         rows = torch.from_numpy(self._rows.rows[: int(of_token.max()) + 1]).view(self._stored)
         rows = rows.to(self._placed.embedding.dtype).to(self.at)
-        return rows[torch.from_numpy(of_token).long().to(self.at)].float()
+        return self.spec.embedding_scale * rows[torch.from_numpy(of_token).long().to(self.at)].float()
 
     def _weights_placed(self) -> WeightPlacement:
         placed, layers, streamed = self.placement, self._model.layers, self.placement.weights.streamed

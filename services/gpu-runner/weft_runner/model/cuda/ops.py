@@ -88,15 +88,15 @@ class TritonOps:
         self._launches.pop(fused.prepare_add_norm, None)
 
     def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        x = self._device.new(*self._residual.shape)
+        x, spec = self._device.new(*self._residual.shape), self._device.spec
         if (launch := self._launches.get(key := fused.prepare_add_norm)) is None:
-            launch = self._launches[key] = fused.prepare_add_norm(self._residual, self._device.spec.norm_eps)
+            launch = self._launches[key] = fused.prepare_add_norm(self._residual, spec.norm_eps, spec.residual_scale)
         launch(x, y, weight)
         return x
 
     def end(self, y: torch.Tensor | None) -> torch.Tensor:
         if y is not None:
-            self._residual.add_(y)
+            self._residual.add_(y, alpha=self._device.spec.residual_scale)
         return self._residual
 
     def project(
@@ -146,10 +146,11 @@ class TritonOps:
         device, step, spec = self._device, self._step, self._device.spec
         q = device.new(qkv.shape[0], spec.heads, spec.head_dim)  # not scaled
         pending = self._taken()
-        if (launch := self._launches.get(key := (fused.prepare_rope_write, _planes_shape(pending)))) is None:
+        key = fused.prepare_rope_write, _planes_shape(pending), weights.rotates
+        if (launch := self._launches.get(key)) is None:
             launch = self._launches[key] = fused.prepare_rope_write(
                 q, device.kv.tensor, qkv, step.rows, step.pages, step.row_of, self._chunked, device.cos_sin,
-                spec.norm_eps, pending,
+                spec.norm_eps, pending, rotates=weights.rotates,
             )  # fmt: skip
         launch(q, qkv, weights.q_norm, weights.k_norm, layer, *lora.expand_arguments(pending))
         return self._attention.attend(q, layer, weights.window)

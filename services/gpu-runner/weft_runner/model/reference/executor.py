@@ -28,7 +28,7 @@ VERSION = "2"
 
 
 class ReferenceExecutor:
-    """Llama, Mistral, Qwen2 and Qwen3 in plain torch, fp32.
+    """Every family in plain torch, fp32.
 
     With a group: this rank's part of it. Spec, weights, cache and adapters are then of that part (`model.partition`),
     and logits are whole on rank 0 alone. A part may be a run of layers too: without a head it ends in hidden rows.
@@ -74,13 +74,14 @@ class ReferenceExecutor:
     ) -> torch.Tensor:  # fmt: skip
         last = self.spec.layers if last is None else last
         prepared = self._steps.prepare(step)
-        x = F.embedding(prepared.tokens, self._weights.embedding) if hidden is None else hidden
+        scale = self.spec.embedding_scale
+        x = scale * F.embedding(prepared.tokens, self._weights.embedding) if hidden is None else hidden
         ops = ReferenceOps(self.spec, self._kv, self.adapters, self._tensor, prepared, x)
         x = run_layers(ops, self._weights, first, last, layer_done)
         if last < self.spec.layers or not self._weights.has_head:
             return x
         sampled = ops.norm(x[prepared.sampled], self._weights.norm)
-        logits = self._tensor.logits(F.linear(sampled, self._weights.head))
+        logits = self._tensor.logits(F.linear(sampled, self._weights.head)) / self.spec.logit_divisor
         if step.pooled:
             logits = F.pad(logits, (0, row_width(step, self.spec) - logits.shape[1]))
             for row in step.pooled:

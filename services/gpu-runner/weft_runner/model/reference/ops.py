@@ -133,14 +133,14 @@ class ReferenceOps:
     ) -> None:
         self._spec, self._kv, self._adapters, self._prepared = spec, kv, adapters, prepared
         self._tensor, self._residual = tensor, residual
-        self._scale = spec.head_dim**-0.5
+        self._scale = spec.query_scale
 
     def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         return self.norm(self.end(y), weight)
 
     def end(self, y: torch.Tensor | None) -> torch.Tensor:
         if y is not None:
-            self._residual = self._residual + y
+            self._residual = self._residual + self._spec.residual_scale * y
         return self._residual
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -181,7 +181,9 @@ class ReferenceOps:
     def attention(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
         heads, kv_heads, prepared = self._spec.heads, self._spec.kv_heads, self._prepared
         qkv = qkv.view(-1, heads + 2 * kv_heads, self._spec.head_dim)
-        qk = rotate(self._norm_heads(qkv[:, : heads + kv_heads], weights), prepared.cos, prepared.sin)
+        qk = self._norm_heads(qkv[:, : heads + kv_heads], weights)
+        if weights.rotates:
+            qk = rotate(qk, prepared.cos, prepared.sin)
         self._kv.write(layer, prepared.written, torch.cat((qk[:, heads:], qkv[:, heads + kv_heads :]), dim=1))
         q, prefills, decodes = qk[:, :heads] * self._scale, prepared.prefills, prepared.decodes
         if decodes is not None and decodes.rows is None:
