@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.domain.routes import KeyScope
@@ -106,22 +106,6 @@ async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
 
     async def read(connection: AsyncConnection) -> list[ApiKey]:
         return [key_of(row) for row in (await connection.execute(query)).mappings()]
-
-    return await transact(engine, read)
-
-
-async def version(engine: AsyncEngine) -> int:
-    """Read a number that grows with every change of the keys in force.
-
-    Keys made and changes by owners only grow; what is revoked is in force again by such a change alone, which counts
-    twice for that reason. Raises StoreUnavailable.
-    """
-    changes = func.coalesce(func.sum(ApiKeyRow.changes), 0)
-    query = select(func.count(), func.count(ApiKeyRow.revoked_unix_ms), changes).select_from(ApiKeyRow)
-
-    async def read(connection: AsyncConnection) -> int:
-        made, revoked, changed = (await connection.execute(query)).one()
-        return int(made) + int(revoked) + 2 * int(changed)
 
     return await transact(engine, read)
 

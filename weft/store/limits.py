@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.domain.limits import LimitRule
@@ -39,16 +39,5 @@ async def all_rules(engine: AsyncEngine) -> list[LimitRule]:
 
     async def read(connection: AsyncConnection) -> list[LimitRule]:
         return [LimitRule(**row) for row in (await connection.execute(query)).mappings()]
-
-    return await transact(engine, read)
-
-
-async def mark(engine: AsyncEngine) -> tuple[int, int]:
-    """Read (rules, sum of the times they were set): a change of the rules changes it. Raises StoreUnavailable."""
-    query = select(func.count(), func.coalesce(func.sum(LimitRow.set_unix_ms), 0)).select_from(LimitRow)
-
-    async def read(connection: AsyncConnection) -> tuple[int, int]:
-        count, times = (await connection.execute(query)).one()
-        return int(count), int(times)
 
     return await transact(engine, read)

@@ -22,6 +22,7 @@ from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyRoute, KeyScope, limits_entry
 from weft.domain.runner import ReportedRunner
 from weft.store import declared_keys, keys, limits, usage
+from weft.store.access_mark import AccessMark, access_mark
 from weft.store.errors import StoreError
 from weft.telemetry.logs import kv
 from weft.wire.codec.cluster import REPORTED
@@ -55,6 +56,7 @@ class AdminServer(AdminServicer):
         self._engine, self._supervisor = engine, supervisor
         self._sending = asyncio.Lock()  # a list that was read first must not be sent last
         self._sent: object = None  # the mark of what was sent
+        self._limits: tuple[object, list[LimitRule]] = None, []  # as they were read last, with their mark
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: "Context") -> pb.CreateKeyResponse:
         try:
@@ -176,17 +178,21 @@ class AdminServer(AdminServicer):
                 rules[rule.subject].append(rule)
             of_namespaces = [KeyRoute(name, "", "", limits=tuple(of)) for name, of in rules.items() if _is_entry(name)]
             routes = (*(_route(key, rules) for key in in_force), *of_namespaces)
-            self._supervisor.set_keys(routes, version=1 + mark[0])
+            self._supervisor.set_keys(routes, version=1 + mark[0].keys)
             self._sent = mark
 
-    async def _mark(self) -> tuple[int, object]:
-        """The keys' version, then limits and the quotas that are spent: an equal mark stands for equal keys."""
-        spent = [rule for rule in await self._rules() if rule.spent_until_unix_ms]
-        return await keys.version(self._engine), (await limits.mark(self._engine), spent)
+    async def _mark(self) -> tuple[AccessMark, object]:
+        """Read the mark of keys and limits, then the quotas that are spent: an equal one stands for equal keys."""
+        mark = await access_mark(self._engine)
+        if mark.limits != self._limits[0]:
+            self._limits = mark.limits, await limits.all_rules(self._engine)
+        return mark, [rule for rule in await self._with_spent(self._limits[1]) if rule.spent_until_unix_ms]
 
     async def _rules(self) -> list[LimitRule]:
         """List every limit, with whether its day's tokens are used up by the outcomes that are stored."""
-        rules = await limits.all_rules(self._engine)
+        return await self._with_spent(await limits.all_rules(self._engine))
+
+    async def _with_spent(self, rules: list[LimitRule]) -> list[LimitRule]:
         if not any(rule.tokens_per_day for rule in rules):
             return rules
         today, daily = datetime.now(UTC).date(), [rule for rule in rules if rule.tokens_per_day]

@@ -7,6 +7,7 @@ import pytest
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyScope
 from weft.store import keys, limits
+from weft.store.access_mark import access_mark
 from weft.store.declared_keys import Declaration, DeclaredKey, Refusal, all_declared, declare, withdraw
 
 A, B = "a" * 64, "b" * 64
@@ -24,9 +25,9 @@ async def in_force(engine, now: int = 100) -> list[str]:
 
 
 async def test_declaring_twice_is_declaring_once(engine):
-    first, mark = await made(engine, MINE), await keys.version(engine)
+    first, mark = await made(engine, MINE), (await access_mark(engine)).keys
     assert await made(engine, MINE, now=2) == first
-    assert await keys.version(engine) == mark
+    assert (await access_mark(engine)).keys == mark
     assert await all_declared(engine) == [first]
 
 
@@ -41,12 +42,12 @@ async def test_another_key_of_the_owner_takes_the_place_of_the_one_before(engine
 async def test_grant_and_limits_are_changed_in_place_and_each_change_is_seen(engine):
     first = await made(engine, replace(MINE, limits=LimitRule("", "*", requests_per_minute=5)))
     assert await limits.all_rules(engine) == [LimitRule(f"key/{first.key_id}", "*", requests_per_minute=5)]
-    marks = [(await keys.version(engine), await limits.mark(engine))]
+    marks = [await access_mark(engine)]
     for grant in (keys.Grant("acme", KeyScope.METRICS), keys.Grant("acme", models=("x",), expires_unix_ms=9)):
         changed = await made(engine, replace(MINE, grant=grant))
         assert changed.key_id == first.key_id
         assert await all_declared(engine) == [changed]
-        marks.append((await keys.version(engine), await limits.mark(engine)))
+        marks.append(await access_mark(engine))
     assert len(set(marks)) == 3
     assert not await limits.all_rules(engine)
 

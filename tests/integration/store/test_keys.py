@@ -1,6 +1,7 @@
 import re
 
 from weft.store import keys
+from weft.store.access_mark import access_mark
 
 
 async def test_the_key_is_shown_once_and_only_its_hash_is_stored(engine, tmp_path):
@@ -32,14 +33,14 @@ async def test_an_id_that_is_taken_is_drawn_again(engine, monkeypatch):
 
 
 async def test_the_version_grows_with_every_change_of_the_keys_in_force_and_with_nothing_else(engine):
-    versions = [await keys.version(engine)]
+    versions = [(await access_mark(engine)).keys]
     new = await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=1)
-    versions.append(await keys.version(engine))
+    versions.append((await access_mark(engine)).keys)
     await keys.revoke(engine, new.key_id, now_unix_ms=2)
-    versions.append(await keys.version(engine))
+    versions.append((await access_mark(engine)).keys)
     await keys.revoke(engine, new.key_id, now_unix_ms=3)
     await keys.revoke(engine, "unknown", now_unix_ms=3)
-    assert await keys.version(engine) == versions[-1]
+    assert (await access_mark(engine)).keys == versions[-1]
     assert versions == sorted(set(versions))
 
 

@@ -2,6 +2,7 @@ from datetime import date
 
 from weft.domain.limits import LimitRule
 from weft.store import limits, outcomes, usage
+from weft.store.access_mark import access_mark
 
 from .test_outcomes import DAY, NOW, outcome
 
@@ -9,17 +10,17 @@ TODAY = date(2023, 11, 14)  # of NOW
 
 
 async def test_a_rule_replaces_the_one_before_and_one_without_limits_deletes_it(engine):
-    marks = [await limits.mark(engine)]
+    marks = [(await access_mark(engine)).limits]
     rules = [LimitRule("key/a", "", 1, 2, 3), LimitRule("key/a", "acme/*", 4), LimitRule("namespace/b", "", 0, 0, 0, 5)]
     for i, rule in enumerate(rules):
         await limits.put(engine, rule, now_unix_ms=i + 1)
-        marks.append(await limits.mark(engine))
+        marks.append((await access_mark(engine)).limits)
     assert await limits.all_rules(engine) == rules
     await limits.put(engine, LimitRule("key/a", "", 9), now_unix_ms=9)
-    marks.append(await limits.mark(engine))
+    marks.append((await access_mark(engine)).limits)
     assert (await limits.all_rules(engine))[0] == LimitRule("key/a", "", 9)
     await limits.put(engine, LimitRule("key/a"), now_unix_ms=10)
-    marks.append(await limits.mark(engine))
+    marks.append((await access_mark(engine)).limits)
     assert await limits.all_rules(engine) == rules[1:]
     assert len(set(marks)) == len(marks)
 

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from sqlalchemy import event
 
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch
@@ -145,6 +146,18 @@ async def test_keys_are_confirmed_each_time_that_the_store_was_read(world, store
     await world.scheduler.next(Keys)  # this one has not sent any
     assert await world.scheduler.next(KeysConfirmed) == KeysConfirmed(second.version)
     following.cancel()
+
+
+async def test_a_look_at_what_has_not_changed_is_one_statement(world, store):
+    await world.admin.SetLimit(supervisor_pb2.LimitRule(subject="namespace/acme", requests_per_minute=5))
+    admin, statements = AdminServer(store, world.server), list[str]()
+    await admin.send_keys()
+    event.listen(store.sync_engine, "before_cursor_execute", lambda _c, _u, statement, *_: statements.append(statement))
+    following = asyncio.create_task(admin.follow_keys(0.01))
+    await world.scheduler.next(KeysConfirmed)
+    following.cancel()
+    [asked] = {statement for statement in statements if not statement.startswith("BEGIN")}
+    assert ("FROM api_keys" in asked, "FROM limits" in asked) == (True, True)
 
 
 def declared(**fields: Any) -> supervisor_pb2.KeyDeclaration:
