@@ -12,8 +12,9 @@ from harness.runner_machine import state_of
 from harness.small_runner import World
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
+from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, Stop
-from weft.domain.runner import Registered
+from weft.domain.runner import Heartbeat, Registered
 from weft_runner.core import RETRY_S, Fetch, Retain, SequencePhase, check_pool
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.shell import EngineThread
@@ -34,6 +35,29 @@ def test_a_stop_frees_the_pages_within_one_iteration(drive):
     assert driver.status.figures.free_pages == 64 - reserved
     driver.finish()
     assert len(driver.answer("other")) == 3
+
+
+def test_heartbeats_alone_check_nothing_again(drive, monkeypatch):
+    driver, checks = drive(), list[int]()
+    monkeypatch.setattr(driver.engine.runner, "check", lambda: checks.append(len(driver.outputs)))
+    supervisor = Peer(Kind.SUPERVISOR, "s")
+
+    def idle() -> None:
+        for _ in range(10):
+            driver.skipped_s += 1.0
+            driver.beat()
+
+    driver.post(Connected(supervisor), Received(supervisor, Registered(2_000, 50)))
+    idle()
+    registered = len(checks)
+    idle()
+    assert [type(send.message) for output in driver.outputs[-10:] for send in output.sends] == 10 * [Heartbeat]
+    assert len(checks) == registered > 0
+    driver.run("r", [3, 4, 5])
+    idle()
+    ran = len(checks)
+    idle()
+    assert len(checks) == ran > registered
 
 
 def test_one_forward_an_iteration_whatever_the_adapters_and_rows(drive, world):

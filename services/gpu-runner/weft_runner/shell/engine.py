@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from weft.domain.machine import TICK, Close, Kind, Peer, Send
+from weft.domain.runner import Heartbeat
 from weft_runner.core import events as ev
 from weft_runner.core.runner import Runner
 from weft_runner.engine.loop import StepLoop
@@ -31,7 +32,7 @@ from weft_runner.shell.step_gaps import COPIES_SHARE, StepGaps
 
 log = logging.getLogger(__name__)
 CHECKED_PAGES = 1 << 16  # an idle engine checks the machine; sorting more pages than this would delay the next event
-CHECK_S = 1.0  # between two checks: one of thousands of adapters takes milliseconds
+CHECK_S = 1.0  # between two checks: one of thousands of adapters takes milliseconds. Heartbeats alone need none
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Engine:
         wake = partial(self.post, None)
         self.gaps, self.copies = StepGaps(wake), StepGaps(wake, share=COPIES_SHARE)
         self._output = Output()
-        self._busy_s, self._check_at = 0.0, 0.0
+        self._busy_s, self._check_at, self._unchecked = 0.0, 0.0, False
         self._swaps: KvSwapper | None = None
         grammars = grammars or Grammars(None, executor.spec.vocab_size, frozenset())
         grammars.wake = wake
@@ -138,11 +139,11 @@ class Engine:
         self.busy_since = None
         if done is not None:
             self._output.done, self._output.busy_s = done, self._busy_s + self._clock() - began
-            self._busy_s = 0.0
+            self._busy_s, self._unchecked = 0.0, True
         elif self.steps.in_flight:
             self._busy_s += self._clock() - began
-        elif began >= self._check_at and self.runner.pool.pages.total_pages <= CHECKED_PAGES:
-            self._check_at = began + CHECK_S
+        elif self._unchecked and began >= self._check_at and self.runner.pool.pages.total_pages <= CHECKED_PAGES:
+            self._check_at, self._unchecked = began + CHECK_S, False
             self.runner.check()
         self._flush()
 
@@ -168,15 +169,19 @@ class Engine:
         match event:
             case Shutdown():
                 self._stopping = True
+                return
             case None:
-                pass
+                return
             case ExecutorLost():
                 raise event
             case InSlot():
                 self.adapters.put(event)
-                self.perform(self.runner.handle(event.loaded, self._clock()))
+                event = event.loaded
             case _:
-                self.perform(self.runner.handle(event, self._clock()))
+                pass
+        effects = self.runner.handle(event, self._clock())
+        self._unchecked = self._unchecked or event is not TICK or not all(map(_is_heartbeat, effects))
+        self.perform(effects)
 
     # ---- what is done around the steps, see `engine.loop.Surroundings`
 
@@ -243,6 +248,10 @@ class Engine:
         if output.sends or output.facts or output.status is not None or output.done is not None:
             self._output = Output()
             self._on_output(output)
+
+
+def _is_heartbeat(effect: ev.Effect) -> bool:
+    return effect.__class__ is Send and effect.message.__class__ is Heartbeat
 
 
 class EngineThread:
