@@ -17,6 +17,7 @@ from weft.wire.auth_interceptor import RoleInterceptor
 from weft.wire.channels import CHANNEL_OPTIONS, PATIENCE
 from weft.wire.tls import Tls, TlsFiles
 
+BEAT_S = 5.0  # between two signs of life of an event loop: few, and dense against the 30 s without one that count
 log = logging.getLogger(__name__)
 
 SERVER_OPTIONS: list[tuple[str, Any]] = [
@@ -125,4 +126,4 @@ async def heartbeat(probes: Probes) -> None:
     """Tell, for as long as it runs, that this event loop turns."""
     while True:
         probes.mark_alive()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(BEAT_S)
