@@ -39,7 +39,7 @@ class RegistryClient:
     ) -> None:
         """Connect nothing yet. `term`: of this operator's leadership, set until `start()`; 0: there is only one."""
         self.term = term
-        self._channel = channel(address, tls, "scheduler")
+        self._channel = channel(address, tls, "scheduler", hurried=False)
         self._on_pool, self._on_adapter = on_pool, on_adapter
         self._table: dict[tuple[str, str], PoolSpec | AdapterSpec] = {}  # ("pool", name) or ("adapter", uid)
         self._uids: dict[Ref, str] = {}

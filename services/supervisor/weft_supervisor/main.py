@@ -63,8 +63,8 @@ async def _serve(
     settings: SupervisorSettings, engine: AsyncEngine, highest_term: int, stop: asyncio.Event, tls: Tls | None
 ) -> None:
     async with (
-        channel(settings.scheduler, tls, "scheduler") as scheduler,
-        channel(settings.predictor, tls, "predictor") as predictor,
+        channel(settings.scheduler, tls, "scheduler", hurried=False) as scheduler,
+        channel(settings.predictor, tls, "predictor", hurried=False) as predictor,
     ):
         server = SupervisorServer(
             Supervisor(SupervisorConfig(), highest_term=highest_term), engine, scheduler, predictor

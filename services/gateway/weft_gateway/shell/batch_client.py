@@ -40,7 +40,7 @@ class BatchClient:
     """One channel to the batch service; `address` "": there is none. Each call raises ApiError."""
 
     def __init__(self, address: str, tls: Tls | None) -> None:
-        self._channel = channel(address, tls, "batch") if address else None
+        self._channel = channel(address, tls, "batch", hurried=False) if address else None
         self._stub = batch_pb2_grpc.BatchStub(self._channel) if self._channel else None
 
     @property

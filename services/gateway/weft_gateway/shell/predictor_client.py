@@ -30,7 +30,7 @@ class PredictorClient:
     def __init__(
         self, address: str, deadline_s: float, feed: Callable[[Received], None], tls: Tls | None = None
     ) -> None:
-        self._channel = channel(address, tls, "predictor")
+        self._channel = channel(address, tls, "predictor", hurried=False)
         self._stub = predictor_pb2_grpc.PredictorStub(self._channel)
         self._deadline_s, self._feed = deadline_s, feed
         self._waiting: list[tuple[PredictItem, float]] = []  # with the loop's time of the deadline
