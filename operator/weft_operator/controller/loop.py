@@ -58,8 +58,7 @@ from weft_operator.errors import ChildExists, ChildRefused, OperatorError, Stale
 log = logging.getLogger(__name__)
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
-RESYNC_S = 30.0
-RESYNCED_PER_S = 10.0  # the most objects that are planned for no reason, so that rest costs the same with 10,000
+RESYNC_S, RESYNCED = 30.0, 150  # so many objects at the most are planned so often for no reason, however many there are
 WORKERS = 8
 
 K = TypeVar("K")
@@ -347,9 +346,12 @@ class Controller(Loop):
             raise
 
     async def _resync(self) -> None:
+        left = list[Ref]()
         while True:
-            await asyncio.sleep(max(RESYNC_S, len(known_refs(self.state)) / RESYNCED_PER_S))
-            self._queue.add(known_refs(self.state))
+            await asyncio.sleep(RESYNC_S)
+            left = left or list(known_refs(self.state))
+            self._queue.add(left[:RESYNCED])
+            del left[:RESYNCED]
 
 
 def _is_known(meta: Meta, known: Meta, gone: bool) -> bool:

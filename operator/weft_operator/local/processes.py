@@ -27,7 +27,7 @@ STABLE_S = 5.0  # a program that was ready and ran this long has not ended quick
 CRASH_LOOP = 3
 STOP_S = 15.0  # SIGTERM to SIGKILL: above the 10 s in which gateway and runner drain
 # Until the next question, by phase: a start is followed closely; at rest each question costs both sides a millisecond.
-PROBE_S: Mapping[str, float] = {"Starting": 0.05, "Ready": 10.0}
+PROBE_S: Mapping[str, float] = {"Starting": 0.05, "Ready": 30.0}
 PROBE_OTHER_S, PROBE_TIMEOUT_S = 2.0, 2.0
 ANSWER_BYTES = 4096
 LAST_WORDS = 5

@@ -137,7 +137,7 @@ async def test_a_program_is_asked_often_until_it_is_ready(tmp_path: Path, monkey
     process = Process(program, LogFile(tmp_path / "log"), lambda _: None)
     with pytest.raises(asyncio.CancelledError):
         await process._watch(program)  # pyright: ignore[reportPrivateUsage]
-    assert pauses == [0.05, 0.05, 10.0, 10.0, 2.0, 10.0]
+    assert pauses == [0.05, 0.05, 30.0, 30.0, 2.0, 30.0]
 
 
 async def test_output_and_environment_reach_the_program(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeDepot, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, pool_object, pool_ref, verified
 from weft_operator.controller import Resolver, loop, resolver
-from weft_operator.core import DesiredState, Policy, Resolution, ResolveRequest, State
+from weft_operator.core import DesiredState, Policy, Ref, Resolution, ResolveRequest, State
 from weft_operator.local import ObjectStore
 
 
@@ -90,6 +91,31 @@ async def test_watched_sources_are_asked_about_together_and_planned_on_change(mo
         await op.until_digest(adapter_ref("a7"), digest("d"))
         assert op.depot.asked == ["file:a7"]
         await op.depot.until_looked(all_of_them - {"a7"} | {"a7, edited"})
+
+
+async def test_everything_is_planned_again_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "RESYNC_S", 0.01)
+    monkeypatch.setattr(loop, "RESYNCED", 4)
+    async with operator(period_s=3600.0) as op:
+        op.store.apply(pool_object())
+        for number in range(10):
+            op.depot.contents[f"file:a{number}"] = verified("a")
+            op.store.apply(adapter_object(f"a{number}"))
+        for number in range(10):
+            await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
+        slices, add = asyncio.Queue[list[Ref]](), op.controller._queue.add  # pyright: ignore[reportPrivateUsage]
+
+        def added(refs: Iterable[Ref]) -> None:
+            slices.put_nowait(refs := list(refs))
+            add(refs)
+
+        monkeypatch.setattr(op.controller._queue, "add", added)  # pyright: ignore[reportPrivateUsage]
+        left = {pool_ref(), *(adapter_ref(f"a{number}") for number in range(10))}
+        async with asyncio.timeout(PATIENCE_S):
+            while left:
+                refs = await slices.get()
+                assert len(refs) <= 4
+                left.difference_update(refs)
 
 
 async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_end_the_questions() -> None:
