@@ -1,4 +1,4 @@
-"""The loop around a machine that the asyncio services share: events in, effects out, one timer, the idle check."""
+"""The loop around a machine that the asyncio services share: events in, effects out, one timer, looks at its state."""
 
 import asyncio
 import time
@@ -17,8 +17,9 @@ class MachineShell(Generic[E, F]):
     """Feeds a machine and keeps its timer. One event loop owns both.
 
     `perform` does what follows from an event, one effect after the other. `handle` is called in place of the machine's
-    own, where something surrounds it. `quiet`: events and messages that are no activity. `on_failure` has to end the
-    process; without it what a TICK raises goes to the event loop's log, and the machine goes on.
+    own, where something surrounds it. `quiet`: events and messages that are no activity, but for a TICK that has
+    effects. `on_failure` has to end the process; without it what a TICK or a look raises goes to the event loop's log,
+    and the machine goes on.
     """
 
     def __init__(
@@ -35,7 +36,10 @@ class MachineShell(Generic[E, F]):
         self._quiet, self._on_failure = quiet, on_failure
         self.failure: Exception | None = None
         self._events: deque[E | Tick] = deque()
-        self._feeding = self._active = self._unchecked = False
+        self._feeding = self._active = self._unchecked = self._unseen = False
+        self._look: Callable[[], None] | None = None
+        self._look_s = 0.0
+        self._looking: asyncio.Handle | None = None
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0  # uvloop's handle of what is due at once does not say when
 
@@ -43,20 +47,26 @@ class MachineShell(Generic[E, F]):
         """Handle an event, whole: one that effects cause waits for them. Raises what any of it does, or the failure."""
         if self.failure is not None:
             raise self.failure
-        self._active |= not isinstance(event.message if isinstance(event, Received) else event, self._quiet)
+        if not isinstance(event.message if isinstance(event, Received) else event, self._quiet):
+            self._active = self._unseen = True
         self._events.append(event)
         if self._feeding:
             return
         self._feeding = True
         try:
             while self._events:
-                for effect in self._handle(self._events.popleft(), self._clock()):
+                event = self._events.popleft()
+                for effect in self._handle(event, self._clock()):
+                    if event is TICK:
+                        self._active = self._unseen = True
                     self._perform(effect)
         finally:
             self._feeding = False
             deadline = self._machine.next_deadline()  # of an event that failed, too: the machine may go on
             if deadline is not None and (self._timer is None or deadline < self._timer_at):
                 self._set_timer(deadline)  # most events renew a later one, which leaves the timer alone
+            if self._unseen and self._looking is None and self._look is not None:
+                self._look_later()
 
     def fail(self, error: Exception) -> None:
         """Take no more events and have the process ended; the first error counts."""
@@ -70,15 +80,46 @@ class MachineShell(Generic[E, F]):
         self._active, self._unchecked = False, self._active
         return violation(self._machine.check) if due else None
 
+    def look_after(self, seconds: float, look: Callable[[], None]) -> None:
+        """Look at the machine now, and so long after an activity; again until nothing has happened since the last look.
+
+        So what a look shows is never older, and a machine at rest wakes nobody.
+        """
+        self._look_s, self._look = seconds, look
+        self._look_now()
+
     def close(self) -> None:
-        """Cancel the timer; a later event sets it again."""
+        """Cancel the timers; a later event sets them again."""
+        self._cancel_timer()
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_at(loop.time() + self._look_s, self._look_now)
+
+    def _look_now(self) -> None:
+        assert self._look is not None
+        self._looking, self._unseen = None, False
+        try:
+            self._look()
+        except Exception as error:
+            if self._on_failure is None:
+                raise
+            self.fail(error)
+            return
+        if self._unseen or self._unchecked:
+            self._look_later()
+
     def _set_timer(self, deadline: float) -> None:
         """Keep one timer, never later than the next deadline: an early one finds nothing due, and is set again."""
-        self.close()
+        self._cancel_timer()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(loop.time() + max(0.0, deadline - self._clock()), self._tick)
         self._timer_at = deadline

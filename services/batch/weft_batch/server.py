@@ -113,6 +113,7 @@ class BatchServer:
         self._work = asyncio.Semaphore(WORK_AT_ONCE)
         self._closed = asyncio.Event()
         self._shell = MachineShell(self.core, self._perform, handle=self._handle, on_failure=self._closed.set)
+        self._counters = machine.LineCounters()
         self.replaced = False
 
     @property
@@ -165,9 +166,10 @@ class BatchServer:
 
     async def run(self, *, shared: bool) -> None:
         """Writer and what is periodic, until drained or something fails. `shared`: another service may take over."""
-        work = [self._writer.run(), self._update_metrics(), self._housekeeping()]
+        work = [self._writer.run(), self._housekeeping()]
         if shared:
             work.append(self._watch_term())
+        self._shell.look_after(UPDATE_EVERY_S, self._look)
         running = [asyncio.create_task(self._fenced(one)) for one in work]
         try:
             await self._closed.wait()
@@ -371,13 +373,10 @@ class BatchServer:
 
     # ------------------------------------------------------------------------------------------ time, ends
 
-    async def _update_metrics(self) -> None:
-        counters = machine.LineCounters()
-        while True:
-            counters = metrics.update(self.core, counters)
-            if broken := self._shell.check_idle():
-                raise InvariantViolated(broken)  # the next process knows all from the store
-            await asyncio.sleep(UPDATE_EVERY_S)
+    def _look(self) -> None:
+        self._counters = metrics.update(self.core, self._counters)
+        if broken := self._shell.check_idle():
+            self._shell.fail(InvariantViolated(broken))  # the next process knows all from the store
 
     async def _housekeeping(self) -> None:
         """Delete the bytes of files that are gone, and batches that ended long ago."""

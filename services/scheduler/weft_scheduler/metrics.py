@@ -17,7 +17,7 @@ LEADER = Gauge("weft_scheduler_leader", "1 while this process acts, 0 while it s
 
 
 class SchedulerMetrics:
-    """Counts of effects as the shell performs them; gauges are read from the state once a second."""
+    """Counts of effects as the shell performs them; gauges are read from the state once a second while it changes."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:

@@ -70,7 +70,6 @@ class Server(rpc.SchedulerServicer):
         self._spans = QueueSpans(tracer, clock) if tracer else None
         self._sessions = Sessions()
         self._registries = 0
-        self._gauges: asyncio.TimerHandle | None = None
         log.info("term taken", extra=kv(term=term))
 
     # ------------------------------------------------------------ process
@@ -83,7 +82,7 @@ class Server(rpc.SchedulerServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to a server of the running loop."""
         rpc.add_SchedulerServicer_to_server(self, server)
-        self._observe()
+        self._shell.look_after(GAUGES_S, self._observe)
 
     def not_ready(self) -> str | None:
         """Return why the server is not ready; None once a registry snapshot and a supervisor are there."""
@@ -98,8 +97,6 @@ class Server(rpc.SchedulerServicer):
     def close(self) -> None:
         """Cancel the timers."""
         self._shell.close()
-        if self._gauges is not None:
-            self._gauges.cancel()
 
     # ------------------------------------------------------------ streams
 
@@ -147,7 +144,6 @@ class Server(rpc.SchedulerServicer):
         broken = self._shell.check_idle() if size(self.core.state) <= MAX_CHECKED else None
         if broken in OWNERSHIP:  # it has to be beyond doubt; wrong accounts only place badly
             self._shell.fail(InvariantViolated(broken))
-        self._gauges = asyncio.get_running_loop().call_later(GAUGES_S, self._observe)
 
     def _end(self) -> None:
         """End the process; peers send the next one everything again, and no request is migrated."""

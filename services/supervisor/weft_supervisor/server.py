@@ -1,7 +1,6 @@
 """The shell: runner streams, the link to the scheduler, the link to the predictor, one loop around the machine."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -107,7 +106,8 @@ class SupervisorServer(SupervisorServicer):
             on_space=lambda: self.scheduler.reconnect(),
         )
         self.feedback = UnackedFeedback()
-        self._keys = Keys(())
+        metrics.FEEDBACK_PENDING.set_function(self.feedback.__len__)
+        self._keys, self._counters = Keys(()), core.counters()
         self._id = f"supervisor-{time.time_ns():x}"
         self._streams: dict[Peer, RunnerStream] = {}
         self._open: set[RunnerStream] = set()
@@ -136,7 +136,7 @@ class SupervisorServer(SupervisorServicer):
     async def run(self) -> None:
         """Run links, writer and metrics, until drained, or until one of them or the machine at a deadline fails."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (self.scheduler.run(), self.predictor.run(), self.writer.run(), self._update_metrics()):
+            for work in (self.scheduler.run(), self.predictor.run(), self.writer.run(), self._watch_machine()):
                 tasks.create_task(work)
 
     async def drain(self) -> None:
@@ -285,17 +285,19 @@ class SupervisorServer(SupervisorServicer):
                 runner = f"{effect.runner.uuid}/{effect.runner.incarnation}"
                 log.info(effect.text, extra=kv(runner=runner, **dict(effect.fields)))
 
-    async def _update_metrics(self) -> None:
-        counters = self.core.counters()
-        while not self._closed.is_set():
-            counters = metrics.update(self.core, counters)
-            metrics.FEEDBACK_PENDING.set(len(self.feedback))
-            if broken := self._shell.check_idle():
-                raise InvariantViolated(broken)  # leases decide who is alive: the next process hears of all anew
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), UPDATE_EVERY_S)
+    async def _watch_machine(self) -> None:
+        """Keep metrics and checks up to date until closed, or until the machine fails."""
+        self._shell.look_after(UPDATE_EVERY_S, self._look)
+        await self._closed.wait()
         if self._shell.failure is not None:
             raise self._shell.failure
+
+    def _look(self) -> None:
+        self._counters = metrics.update(self.core, self._counters)
+        if broken := self._shell.check_idle():
+            self._shell.fail(
+                InvariantViolated(broken)
+            )  # leases decide who is alive: the next process hears of all anew
 
 
 async def _paced(messages: AsyncIterator[Any], rate: Rate) -> AsyncIterator[Any]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -80,5 +81,5 @@ async def test_a_busy_scheduler_or_large_state_is_not_checked(server: Server, mo
 async def test_the_service_looks_by_itself(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "GAUGES_S", 0.001)
     server.core.state.gateways["g"].requests.clear()
-    look(server)
+    server.register(grpc.aio.server())
     await soon(server._stop.wait())  # pyright: ignore[reportPrivateUsage]

@@ -223,3 +223,51 @@ def test_an_idle_machine_is_checked_once(toy: Toy, loop: FakeLoop) -> None:
     assert shell.check_idle() == "check_sound", "what came is no activity"
     shell.feed(Connected(PEER))
     assert [shell.check_idle() for _ in range(2)] == [None, "check_sound"]
+
+
+def test_a_look_follows_each_activity_and_rest_has_none(toy: Toy, loop: FakeLoop) -> None:
+    looks = list[float]()
+    shell = shell_of(toy, loop, quiet=(Tick, int))
+    shell.look_after(1.0, lambda: looks.append(loop.now))
+    loop.pass_s(5.0)
+    assert (looks, loop.due()) == ([0.0], []), "once at the start"
+    for _ in range(3):
+        shell.feed([])
+        loop.pass_s(0.5)
+    loop.pass_s(5.0)
+    assert (looks, loop.due()) == ([0.0, 6.0, 11.5], []), "the last activity came after the first look"
+    toy.deadline = AHEAD_S
+    for event in (TICK, Received(PEER, 1)):
+        shell.feed(event)
+    assert loop.due() == [], "what came is no activity"
+
+
+def test_a_tick_that_has_effects_is_activity(toy: Toy, loop: FakeLoop) -> None:
+    looks = list[float]()
+    shell = shell_of(toy, loop, quiet=(Tick,), handle=lambda event, _: ["lost"] if event is TICK else [])
+    shell.look_after(1.0, lambda: looks.append(loop.now))
+    shell.feed(TICK)
+    loop.pass_s(1.0)
+    assert looks == [0.0, 1.0]
+
+
+def test_looks_go_on_until_an_idle_machine_is_checked(toy: Toy, loop: FakeLoop) -> None:
+    found = list[str | None]()
+    shell = shell_of(toy, loop)
+    toy.sound = False
+    shell.feed([])
+    shell.look_after(1.0, lambda: found.append(shell.check_idle()))
+    for _ in range(3):
+        loop.pass_s(1.0)
+    assert (found, loop.due()) == ([None, "check_sound"], [])
+
+
+def test_a_look_that_fails_ends_the_process_like_a_tick(toy: Toy, loop: FakeLoop) -> None:
+    failed = list[str]()
+    shell = shell_of(toy, loop, on_failure=lambda: failed.append("ended"))
+
+    def look() -> None:
+        raise KeyError("a mistake of ours")
+
+    shell.look_after(1.0, look)
+    assert (failed, type(shell.failure), loop.due()) == (["ended"], KeyError, [])
