@@ -59,9 +59,13 @@ class DepotClient:
         """Send the complete list of what to keep; the depot drops the rest. Raises DepotUnavailable."""
         await self._json("POST", "/v1/retain", json={"digests": sorted(digests)})
 
-    async def changed(self, watches: Collection[str]) -> frozenset[str]:
-        """Ask which of these watches have a source that has changed. Raises DepotUnavailable."""
-        answer = await self._json("POST", "/v1/changed", json={"watches": sorted(watches)})
+    async def changed(self, watches: Collection[str], wait_s: float) -> frozenset[str]:
+        """Ask which of these watches have a source that has changed, or changes within this time.
+
+        Raises DepotUnavailable.
+        """
+        params = {"wait_s": wait_s}
+        answer = await self._json("POST", "/v1/changed", params=params, json={"watches": sorted(watches)})
         found = answer.get("changed")
         if not isinstance(found, list) or not all(isinstance(watch, str) for watch in found):
             raise DepotFailed(f"the depot answered with what is no list of changes: {quoted(answer, 200)}")

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 RESOLVES_AT_ONCE = 64  # fewer than the depot client has connections
 RESOLVES_OF_NAMESPACE = 8
 RESOLVES_AGAIN = 4  # of those, of sources whose answer is known
+# A depot looks at few sources by itself for so long, every 2 s; a question of the controller would cost ten such looks.
+WATCH_S, FEW_S = 20.0, 2.0
 PAUSE_S = 10.0  # between two lists, and before a question that the depot did not answer is asked again
 
 
@@ -52,7 +54,7 @@ class Resolver:
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._permits = asyncio.Semaphore(RESOLVES_AT_ONCE)
         self._turns = WeakValueDictionary[str, _Turns]()  # by namespace, while one there has requests
-        self._drains = asyncio.Event()
+        self._drains, self._news = asyncio.Event(), asyncio.Event()
 
     def resolve(self, action: Resolve) -> None:
         """Start a request; one about the same object that is under way is dropped."""
@@ -80,11 +82,12 @@ class Resolver:
     async def watch(self) -> None:
         """Ask which sources have changed, all in one request; those are resolved again. Until cancelled."""
         while True:
-            await asyncio.sleep(resolve_period_s(self._state.desired))
+            await asyncio.sleep(period_s := resolve_period_s(self._state.desired))
+            self._news.clear()
             resolutions = self._state.observed.resolutions
             watches = {uid: r.answer.watch for uid, r in resolutions.items() if r.answer.watch and not r.running}
             try:
-                gone = await self._depot.changed(set(watches.values())) if watches else frozenset[str]()
+                gone = await self._changed(set(watches.values()), WATCH_S if period_s <= FEW_S else 0.0)
             except DepotUnavailable as error:
                 log.warning("depot does not answer", extra=kv(error=str(error)))
                 await asyncio.sleep(PAUSE_S)
@@ -95,6 +98,19 @@ class Resolver:
                 if watch in gone and known is not None and ref is not None and known.answer.watch == watch:
                     resolutions[uid] = source_changed(known)
                     self._mark([ref])
+
+    async def _changed(self, watches: set[str], wait_s: float) -> frozenset[str]:
+        """Ask about these, until a source is resolved that is not among them. Raises DepotUnavailable."""
+        if not watches:
+            return frozenset()
+        asking = asyncio.create_task(self._depot.changed(watches, wait_s))
+        news = asyncio.create_task(self._news.wait())
+        try:
+            await asyncio.wait([asking, news], return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else frozenset()
+        finally:
+            asking.cancel()
+            news.cancel()
 
     async def run_gc(self) -> None:
         """Send the depot the list to keep whenever something has drained. Until cancelled."""
@@ -133,6 +149,8 @@ class Resolver:
         pool = resource.pool if isinstance(resource, Adapter) else None
         after = resolutions[action.uid] = updated(known, answer, self._clock(), pool)
         self._mark([action.ref])
+        if answer.finished:
+            self._news.set()
         if action.request.kind == "model" and after.verified != known.verified:
             self._mark(adapter.meta.ref for adapter in self._state.desired.adapters_of(action.ref))
 

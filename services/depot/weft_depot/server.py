@@ -37,6 +37,7 @@ Body = TypeVar("Body")
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 << 20
 MAX_WAIT_S = 60.0
+WATCH_S = 2.0  # between two looks at sources that a question waits for
 MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in all
 MAX_UPLOADS = 32
 MAX_LISTED = 1000  # operations
@@ -124,8 +125,12 @@ def build_app(
         return JSONResponse({"digest": manifest.digest, "uri": uri, "sizeBytes": manifest.size_bytes}, 201)
 
     async def changed(request: Request) -> Response:
-        asked = await _body(request, ChangedRequest.model_validate_json)
-        return JSONResponse({"changed": await depot.changed(asked.watches)})
+        wait_s, loop = _wait_s(request), asyncio.get_running_loop()
+        asked, until = await _body(request, ChangedRequest.model_validate_json), loop.time() + wait_s
+        while not (found := await depot.changed(asked.watches)) and loop.time() + WATCH_S <= until:
+            if await _left_within(request, WATCH_S):
+                break
+        return JSONResponse({"changed": found})
 
     return Starlette(
         routes=[
@@ -212,6 +217,14 @@ async def _body(request: Request, parse: Callable[[bytes], Body]) -> Body:
     except ValidationError as error:
         errors = [(".".join(map(str, e["loc"])) or "body", e["msg"]) for e in error.errors(include_url=False)]
         raise _BadRequest(*(f"{field}: {message}" for field, message in errors)) from error
+
+
+async def _left_within(request: Request, seconds: float) -> bool:
+    """Wait so long, or until the client of a request whose body is read has left."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return (await request.receive())["type"] == "http.disconnect"
+    return False
 
 
 def _wait_s(request: Request) -> float:

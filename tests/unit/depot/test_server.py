@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.fake_hub import FakeHub
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, soon
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
 from tests.unit.depot.reading import remote_source
@@ -112,6 +112,27 @@ async def test_a_resolved_source_is_asked_for_by_its_watch(served: Served) -> No
     assert (await served.http.post("/v1/changed", json=asked)).json() == {"changed": ["other"]}
     (served.bench.root / "adapters" / "upper" / "adapter_config.json").touch()
     assert (await served.http.post("/v1/changed", json=asked)).json() == {"changed": ["other", found["watch"]]}
+
+
+async def test_a_question_about_watches_waits_for_a_change(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_depot.server.WATCH_S", 0.01)
+    served.bench.at_rest()
+    found = await served.resolve({**ADAPTER, "base": await served.base()})
+    depot, looks, look = served.depot, asyncio.Queue[None](), served.depot.changed
+
+    async def looked(watches: tuple[str, ...]) -> list[str]:
+        looks.put_nowait(None)
+        return await look(watches)
+
+    monkeypatch.setattr(depot, "changed", looked)
+    asked = {"watches": [found["watch"]]}
+    assert (await served.http.post("/v1/changed?wait_s=0.05", json=asked)).json() == {"changed": []}
+    assert looks.qsize() > 1
+    asking = asyncio.create_task(served.http.post("/v1/changed?wait_s=60", json=asked))
+    for _ in range(looks.qsize() + 3):
+        await soon(looks.get())
+    (served.bench.root / "adapters" / "upper" / "adapter_config.json").touch()
+    assert (await soon(asking)).json() == {"changed": [found["watch"]]}
 
 
 async def test_after_a_429_a_source_gets_no_request_of_that_namespace_until_retry_after(served: Served) -> None:

@@ -66,7 +66,7 @@ class FakeDepot:
         on_step(OperationStatus("Validated", None, {"rank": 8}))
         return self.contents.get(request.uri, failed("SourceNotFound"))
 
-    async def changed(self, watches: Collection[str]) -> frozenset[str]:
+    async def changed(self, watches: Collection[str], wait_s: float) -> frozenset[str]:
         self.looked.put_nowait(set(watches))
         return frozenset(self.edited.intersection(watches))
 

@@ -111,7 +111,7 @@ async def test_the_depots_word_on_a_source_comes_whole(post: Any, answers: list[
         (None, [BUSY], resolve, "try again"),
         (BUSY, [], resolve, "try again"),
         (BROKEN, [], lambda client: client.retain(frozenset()), "500"),  # it is sent again
-        *((JSONResponse(said), [], lambda client: client.changed({"a"}), "no list of changes") for said in NO_LISTS),
+        *((JSONResponse(said), [], lambda client: client.changed({"a"}, 0), "no list of changes") for said in NO_LISTS),
     ],
 )
 async def test_what_says_nothing_about_a_source(post: Any, answers: list[Any], ask: Any, says: str) -> None:
@@ -154,5 +154,5 @@ async def test_a_depot_that_is_not_there_is_unavailable() -> None:
 async def test_lists_are_sorted_and_sent_whole() -> None:
     async with depot(post=JSONResponse({"changed": ["b"]})) as (client, bodies):
         await client.retain(frozenset({"b", "a"}))
-        assert await client.changed({"b", "a"}) == {"b"}
+        assert await client.changed({"b", "a"}, 0.0) == {"b"}
     assert bodies == [{"digests": ["a", "b"]}, {"watches": ["a", "b"]}]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import pytest
@@ -91,6 +91,28 @@ async def test_watched_sources_are_asked_about_together_and_planned_on_change(mo
         await op.until_digest(adapter_ref("a7"), digest("d"))
         assert op.depot.asked == ["file:a7"]
         await op.depot.until_looked(all_of_them - {"a7"} | {"a7, edited"})
+
+
+class WaitingDepot(FakeDepot):
+    """Holds a question for as long as it may wait."""
+
+    async def changed(self, watches: Collection[str], wait_s: float) -> frozenset[str]:
+        await super().changed(watches, wait_s)
+        await asyncio.sleep(wait_s)
+        return frozenset()
+
+
+async def test_a_source_that_is_resolved_ends_a_question_that_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "WATCH_S", 3600.0)
+    async with operator(depot=(depot := WaitingDepot())) as op:
+        for name in ("base", "upper", "lower"):
+            depot.contents[f"file:{name}"] = replace(verified(name[0]), watch=name)
+        op.store.apply(pool_object())
+        await depot.until_looked({"base"})
+        op.store.apply(adapter_object("upper"))
+        await depot.until_looked({"base", "upper"})
+        op.store.apply(adapter_object("lower"))
+        await depot.until_looked({"base", "upper", "lower"})
 
 
 async def test_everything_is_planned_again_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
