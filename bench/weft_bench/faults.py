@@ -21,7 +21,7 @@ Cells `FAULT SOURCE to TARGET` strike the link through which one process reaches
 on a stack where every one can be struck; an adapter is applied at that moment, which has to be Ready afterwards, too.
 
 - *delay*: for 10 s every byte is 200 ms late, and up to 200 more. *narrow*: for 10 s 32 KiB pass a second.
-- *deaf*: for 14 s no byte reaches the target, *mute*: none comes from it; longer than a peer is waited for (3 s).
+- *deaf*: for 14 s no byte reaches the target, *mute*: none comes from it; longer than a peer is waited for (6 s).
   *stall* for 14 s is both. *abandon*: what is written into the connections that there are is gone, and nobody is told;
   new ones are whole.
 - *loss*: for 10 s a tenth of the packets to and from the target is dropped (iptables: needs its rights).

@@ -188,7 +188,13 @@ async def _act(
             secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": TlsPeerHttp}  # pyright: ignore[reportUnknownLambdaType]
         app = build_app(build(settings, turn.require), probes, on_failure=fail)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on", **secured
+            app,
+            log_config=None,
+            access_log=False,
+            date_header=False,
+            timeout_graceful_shutdown=DRAIN_S,
+            lifespan="on",
+            **secured,
         )
         server = QuietServer(config)
         http, stopping = asyncio.create_task(server.serve([listener])), asyncio.create_task(stop.wait())
