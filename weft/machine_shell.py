@@ -37,9 +37,9 @@ class MachineShell(Generic[E, F]):
         self.failure: Exception | None = None
         self._events: deque[E | Tick] = deque()
         self._feeding = self._active = self._unchecked = self._unseen = False
-        self._look: Callable[[], None] | None = None
-        self._look_s = 0.0
-        self._looking: asyncio.Handle | None = None
+        self._observe: Callable[[], None] | None = None
+        self._observe_s = 0.0
+        self._observing: asyncio.Handle | None = None
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0  # uvloop's handle of what is due at once does not say when
 
@@ -65,8 +65,8 @@ class MachineShell(Generic[E, F]):
             deadline = self._machine.next_deadline()  # of an event that failed, too: the machine may go on
             if deadline is not None and (self._timer is None or deadline < self._timer_at):
                 self._set_timer(deadline)  # most events renew a later one, which leaves the timer alone
-            if self._unseen and self._looking is None and self._look is not None:
-                self._look_later()
+            if self._unseen and self._observing is None and self._observe is not None:
+                self._observe_later()
 
     def fail(self, error: Exception) -> None:
         """Take no more events and have the process ended; the first error counts."""
@@ -80,42 +80,42 @@ class MachineShell(Generic[E, F]):
         self._active, self._unchecked = False, self._active
         return violation(self._machine.check) if due else None
 
-    def look_after(self, seconds: float, look: Callable[[], None]) -> None:
+    def observe_after(self, seconds: float, observe: Callable[[], None]) -> None:
         """Look at the machine now, and so long after an activity; again until nothing has happened since the last look.
 
         So what a look shows is never older, and a machine at rest wakes nobody.
         """
-        self._look_s, self._look = seconds, look
-        self._look_now()
+        self._observe_s, self._observe = seconds, observe
+        self._observe_now()
 
     def close(self) -> None:
         """Cancel the timers; a later event sets them again."""
         self._cancel_timer()
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        if self._observing is not None:
+            self._observing.cancel()
+            self._observing = None
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look_later(self) -> None:
+    def _observe_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._looking = loop.call_at(loop.time() + self._look_s, self._look_now)
+        self._observing = loop.call_at(loop.time() + self._observe_s, self._observe_now)
 
-    def _look_now(self) -> None:
-        assert self._look is not None
-        self._looking, self._unseen = None, False
+    def _observe_now(self) -> None:
+        assert self._observe is not None
+        self._observing, self._unseen = None, False
         try:
-            self._look()
+            self._observe()
         except Exception as error:
             if self._on_failure is None:
                 raise
             self.fail(error)
             return
         if self._unseen or self._unchecked:
-            self._look_later()
+            self._observe_later()
 
     def _set_timer(self, deadline: float) -> None:
         """Keep one timer, never later than the next deadline: an early one finds nothing due, and is set again."""

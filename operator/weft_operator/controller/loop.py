@@ -58,7 +58,7 @@ from weft_operator.errors import ChildExists, ChildRefused, OperatorError, Stale
 log = logging.getLogger(__name__)
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
-RESYNC_S, RESYNCED = 30.0, 150  # so many objects at the most are planned so often for no reason, however many there are
+RESYNC_S, MAX_RESYNCED = 30.0, 150  # between two slices of all objects, planned for no reason; objects of a slice
 WORKERS = 8
 
 K = TypeVar("K")
@@ -350,8 +350,8 @@ class Controller(Loop):
         while True:
             await asyncio.sleep(RESYNC_S)
             left = left or list(known_refs(self.state))
-            self._queue.add(left[:RESYNCED])
-            del left[:RESYNCED]
+            self._queue.add(left[:MAX_RESYNCED])
+            del left[:MAX_RESYNCED]
 
 
 def _is_known(meta: Meta, known: Meta, gone: bool) -> bool:

@@ -169,7 +169,7 @@ class BatchServer:
         work = [self._writer.run(), self._housekeeping()]
         if shared:
             work.append(self._watch_term())
-        self._shell.look_after(UPDATE_EVERY_S, self._look)
+        self._shell.observe_after(UPDATE_EVERY_S, self._observe)
         running = [asyncio.create_task(self._fenced(one)) for one in work]
         try:
             await self._closed.wait()
@@ -373,7 +373,7 @@ class BatchServer:
 
     # ------------------------------------------------------------------------------------------ time, ends
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         self._counters = metrics.update(self.core, self._counters)
         if broken := self._shell.check_idle():
             self._shell.fail(InvariantViolated(broken))  # the next process knows all from the store

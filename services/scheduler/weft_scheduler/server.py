@@ -82,7 +82,7 @@ class Server(rpc.SchedulerServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to a server of the running loop."""
         rpc.add_SchedulerServicer_to_server(self, server)
-        self._shell.look_after(GAUGES_S, self._observe)
+        self._shell.observe_after(GAUGES_S, self._observe)
 
     def not_ready(self) -> str | None:
         """Return why the server is not ready; None once a registry snapshot and a supervisor are there."""

@@ -287,12 +287,12 @@ class SupervisorServer(SupervisorServicer):
 
     async def _watch_machine(self) -> None:
         """Keep metrics and checks up to date until closed, or until the machine fails."""
-        self._shell.look_after(UPDATE_EVERY_S, self._look)
+        self._shell.observe_after(UPDATE_EVERY_S, self._observe)
         await self._closed.wait()
         if self._shell.failure is not None:
             raise self._shell.failure
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         self._counters = metrics.update(self.core, self._counters)
         if broken := self._shell.check_idle():
             self._shell.fail(

@@ -117,7 +117,7 @@ async def test_a_source_that_is_resolved_ends_a_question_that_waits_for_others(m
 
 async def test_everything_is_planned_again_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "RESYNC_S", 0.01)
-    monkeypatch.setattr(loop, "RESYNCED", 4)
+    monkeypatch.setattr(loop, "MAX_RESYNCED", 4)
     async with operator(period_s=3600.0) as op:
         op.store.apply(pool_object())
         for number in range(10):

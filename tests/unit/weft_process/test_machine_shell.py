@@ -228,7 +228,7 @@ def test_an_idle_machine_is_checked_once(toy: Toy, loop: FakeLoop) -> None:
 def test_a_look_follows_each_activity_and_rest_has_none(toy: Toy, loop: FakeLoop) -> None:
     looks = list[float]()
     shell = shell_of(toy, loop, quiet=(Tick, int))
-    shell.look_after(1.0, lambda: looks.append(loop.now))
+    shell.observe_after(1.0, lambda: looks.append(loop.now))
     loop.pass_s(5.0)
     assert (looks, loop.due()) == ([0.0], []), "once at the start"
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_a_look_follows_each_activity_and_rest_has_none(toy: Toy, loop: FakeLoop
 def test_a_tick_that_has_effects_is_activity(toy: Toy, loop: FakeLoop) -> None:
     looks = list[float]()
     shell = shell_of(toy, loop, quiet=(Tick,), handle=lambda event, _: ["lost"] if event is TICK else [])
-    shell.look_after(1.0, lambda: looks.append(loop.now))
+    shell.observe_after(1.0, lambda: looks.append(loop.now))
     shell.feed(TICK)
     loop.pass_s(1.0)
     assert looks == [0.0, 1.0]
@@ -256,7 +256,7 @@ def test_looks_go_on_until_an_idle_machine_is_checked(toy: Toy, loop: FakeLoop) 
     shell = shell_of(toy, loop)
     toy.sound = False
     shell.feed([])
-    shell.look_after(1.0, lambda: found.append(shell.check_idle()))
+    shell.observe_after(1.0, lambda: found.append(shell.check_idle()))
     for _ in range(3):
         loop.pass_s(1.0)
     assert (found, loop.due()) == ([None, "check_sound"], [])
@@ -269,5 +269,5 @@ def test_a_look_that_fails_ends_the_process_like_a_tick(toy: Toy, loop: FakeLoop
     def look() -> None:
         raise KeyError("a mistake of ours")
 
-    shell.look_after(1.0, look)
+    shell.observe_after(1.0, look)
     assert (failed, type(shell.failure), loop.due()) == (["ended"], KeyError, [])

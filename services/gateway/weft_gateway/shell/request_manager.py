@@ -173,7 +173,7 @@ class RequestManager:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.scheduler.run(), name="scheduler link")
-                self._shell.look_after(CHECK_S, self._check)
+                self._shell.observe_after(CHECK_S, self._check)
                 tasks.create_task(self._report_limits(), name="limits")
         finally:
             sessions, self._sessions = list(self._sessions.values()), {}
