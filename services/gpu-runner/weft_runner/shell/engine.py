@@ -251,7 +251,7 @@ class Engine:
 
 
 def _is_heartbeat(effect: ev.Effect) -> bool:
-    return effect.__class__ is Send and effect.message.__class__ is Heartbeat
+    return isinstance(effect, Send) and isinstance(effect.message, Heartbeat)
 
 
 class EngineThread:
