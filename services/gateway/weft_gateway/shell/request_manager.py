@@ -43,7 +43,7 @@ from weft_gateway.shell.predictor_client import PredictorClient
 from weft_gateway.shell.rate_limits import RateLimits
 from weft_gateway.shell.runner_session import RunnerSession
 
-CHECK_S = 1.0  # from an event to the check of the machine's invariants
+CHECK_S = 1.0  # between two checks of the machine's invariants
 STARTED_PATIENCE_S = 0.25  # for the word that a request began, until another message goes to the scheduler
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class RequestManager:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.scheduler.run(), name="scheduler link")
-                self._shell.observe_after(CHECK_S, self._check)
+                tasks.create_task(self._check(), name="invariants")
                 tasks.create_task(self._report_limits(), name="limits")
         finally:
             sessions, self._sessions = list(self._sessions.values()), {}
@@ -185,8 +185,10 @@ class RequestManager:
             await self._channel.close(None)
             self._shell.close()
 
-    def _check(self) -> None:
-        holds(check_gateway, self.machine)  # streams exist nowhere else: the process goes on whatever is found
+    async def _check(self) -> None:
+        while True:
+            holds(check_gateway, self.machine)  # streams exist nowhere else: the process goes on whatever is found
+            await asyncio.sleep(CHECK_S)
 
     async def _report_limits(self) -> None:
         while True:
