@@ -1,6 +1,8 @@
 """The runner's machine: what its reports add up to, who receives what, and what is due when."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -180,6 +182,42 @@ def test_an_idle_runner_keeps_its_lease_with_heartbeats_and_reports_nothing():
         sent.extend(e.message for e in runner.handle(TICK, now) if isinstance(e, Send))
     assert sum(isinstance(message, RunnerReport) for message in sent) == 1, "what was due at first"
     assert 18 <= sum(isinstance(message, Heartbeat) for message in sent) <= 21
+
+
+def run_steps(runner: Runner, seconds: float, step_s: float = 0.02) -> list[tuple[float, RunnerReport]]:
+    """Run a step each `step_s`, in each of which all sequences go on by a token. Returns what was reported, and when."""
+    sent, now = list[tuple[float, RunnerReport]](), 0.0
+    while now < seconds:
+        (step,) = [effect for effect in runner.handle(StepSlot(), now) if isinstance(effect, RunStep)]
+        now = round(now + step_s, 3)
+        sampled = {row.key: SampledToken(5) for row in step.batch.rows if row.samples}
+        sent += [(now, report) for report in reports(runner.handle(StepDone(step, StepResults(sampled, {}), 1.0), now))]
+    return sent
+
+
+def test_how_far_sequences_are_is_reported_four_times_a_second_alone_and_with_all_else():
+    runner = Runner(replace(LIMITS, total_pages=200, page_tokens=16, max_context_tokens=400))
+    for event in (Connected(session(1), SessionHello("g", "i")), Connected(SUPERVISOR)):
+        runner.handle(event, 0.0)
+    runner.handle(Received(session(1), start_of("r", 1, (1, 1), 200, reservation_tokens=60)), 0.0)
+    sent = run_steps(runner, 2.0)
+    grown = [now for now, report in sent if report.sequences]
+    assert len(grown) == 2, "as it began, and as its reservation grew"
+    alone = [report for _, report in sent if not report.sequences]
+    assert len(alone) in (6, 7), "250 ms after the last report, whatever that was of"
+    assert all(report.progress for report in alone)
+    pauses = [later - earlier for (earlier, _), (later, _) in pairwise(sent)]
+    assert max(pauses) <= 0.27, "at most a step later"
+
+
+def test_what_placement_goes_by_is_reported_within_fifty_milliseconds():
+    runner = ready_runner()
+    runner.handle(Received(session(1), start_of("r", 1, (1, 1), 9)), 0.0)
+    first = run_steps(runner, 0.04)
+    runner.handle(Received(SUPERVISOR, RunnerOrder(DesiredChange(2, False))), 0.04)
+    assert runner.next_deadline() == 0.05, "50 ms after the last one"
+    (report,) = reports(runner.handle(TICK, 0.05))
+    assert (first, report.figures.desired_version) == ([], 2)
 
 
 def test_a_drain_ends_every_sequence_and_then_names_it_to_each_session():

@@ -1,8 +1,10 @@
 """What a report carries, and when one is due.
 
 A report costs what changed since the one before: sequences by the page table's marks, adapters by the manager's. It is
-due `report_s` after the last one while something changes, and at once for overruns, ends and finishes. A connection to
-the supervisor and a Resync make the next one full. Heartbeats renew the lease while nothing changes.
+due `report_s` after the last one while something changes that placement goes by, and at once for overruns, ends and
+finishes. How far sequences are goes with these, and alone once in `PROGRESS_REPORTS` times that: a report costs each
+process on its way a wake-up, whatever it carries. A connection to the supervisor and a Resync make the next one full.
+Heartbeats renew the lease while nothing changes.
 """
 
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from weft_runner.core.sequence import Sequence
 
 LEASE_S = 2.0  # both until the supervisor has said it
 REPORT_S = 0.05
+PROGRESS_REPORTS = 5
 
 
 class Reporter:
@@ -28,7 +31,8 @@ class Reporter:
         self.full_due = True
         self._lease_s, self._report_s = LEASE_S, REPORT_S
         self._version = 0
-        self._due_at = self._heartbeat_at = 0.0
+        self._due_at = self._heartbeat_at = self._progress_at = 0.0
+        self._placed_by: tuple[object, ...] = ()  # of the last report
         self._sequences: dict[str, int] = {}  # reported, with their admission numbers
         self._adapters: set[str] = set()  # reported
         self._offload: Callable[[], OffloadState | None] = lambda: None
@@ -56,29 +60,45 @@ class Reporter:
 
     def report_now(self) -> None:
         """Let the next report be due at once."""
-        self.changed, self._due_at = True, 0.0
+        self.changed, self._due_at, self._progress_at = True, 0.0, 0.0
 
     def effects(self, now: float, *, changed: bool) -> list[Send | RunnerStatus | AdaptersChanged]:
         """What is due by now. `changed`: something has happened."""
         self.changed = self.changed or changed
         if self.changed and now >= self._due_at:
-            self.changed = False
-            self._due_at, self._heartbeat_at = now + self._report_s, now + self._lease_s / 4
             status = self._status()
-            effects: list[Send | RunnerStatus | AdaptersChanged] = [status]
-            if self._pool.adapters.dirty:
-                effects.append(self._adapters_changed())
-            if self.supervisor is not None:
-                effects.append(Send(self.supervisor, self._report(status.figures)))
-            self._pool.pages.take_marks()
-            self._pool.adapters.take_marks()
-            return effects
+            if now >= self._progress_at or self._shifts(status.figures):
+                return self._report_all(status, now)
+            self._due_at = min(now + self._report_s, self._progress_at)
         if self.supervisor is not None and now >= self._heartbeat_at:
             self._heartbeat_at = now + self._lease_s / 4
             return [Send(self.supervisor, Heartbeat())]
         return []
 
+    def _shifts(self, figures: RunnerFigures) -> bool:
+        """Say whether placement goes by anything that has changed since the last report."""
+        pool = self._pool
+        return bool(pool.pages.dirty or pool.adapters.dirty) or self._placing(figures) != self._placed_by
+
+    def _placing(self, figures: RunnerFigures) -> tuple[object, ...]:
+        """Return the figures that placement goes by: those of prompts only where phases may be split."""
+        prompts = figures.pending_prompt_tokens if self._pool.limits.kv is not None else 0
+        return figures.free_pages, figures.draining, figures.ready, figures.desired_version, figures.role, prompts
+
     # ---- what a report carries
+
+    def _report_all(self, status: RunnerStatus, now: float) -> list[Send | RunnerStatus | AdaptersChanged]:
+        self.changed, self._placed_by = False, self._placing(status.figures)
+        self._due_at, self._progress_at = now + self._report_s, now + PROGRESS_REPORTS * self._report_s
+        self._heartbeat_at = now + self._lease_s / 4
+        effects: list[Send | RunnerStatus | AdaptersChanged] = [status]
+        if self._pool.adapters.dirty:
+            effects.append(self._adapters_changed())
+        if self.supervisor is not None:
+            effects.append(Send(self.supervisor, self._report(status.figures)))
+        self._pool.pages.take_marks()
+        self._pool.adapters.take_marks()
+        return effects
 
     def _report(self, figures: RunnerFigures) -> RunnerReport:
         pool, full, self.full_due = self._pool, self.full_due, False
