@@ -11,7 +11,16 @@ from collections.abc import Callable
 from math import inf
 
 from weft.domain.machine import Peer, Send
-from weft.domain.runner import Heartbeat, OffloadState, Overrun, Registered, RunnerFigures, RunnerReport, SequenceState
+from weft.domain.runner import (
+    Heartbeat,
+    OffloadState,
+    Overrun,
+    Registered,
+    RunnerFigures,
+    RunnerReport,
+    RunnerRole,
+    SequenceState,
+)
 from weft_runner.core.events import AdaptersChanged, AdapterUse, RunnerStatus
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sequence import Sequence
@@ -81,8 +90,12 @@ class Reporter:
         return bool(pool.pages.dirty or pool.adapters.dirty) or self._placing(figures) != self._placed_by
 
     def _placing(self, figures: RunnerFigures) -> tuple[object, ...]:
-        """Return the figures that placement goes by: those of prompts only where phases may be split."""
-        prompts = figures.pending_prompt_tokens if self._pool.limits.kv is not None else 0
+        """Return the figures that placement goes by.
+
+        Prompts that are computed count for a runner of prompts alone: any other is given none while it has half a
+        second of them, so that it has some left when the next report of progress comes.
+        """
+        prompts = figures.pending_prompt_tokens if figures.role is RunnerRole.PROMPT else 0
         return figures.free_pages, figures.draining, figures.ready, figures.desired_version, figures.role, prompts
 
     # ---- what a report carries
