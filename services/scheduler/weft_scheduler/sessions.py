@@ -15,8 +15,8 @@ from weft.wire.errors import PeerError
 from weft.wire.streams import SEND_QUEUE, SendQueue
 from weft_scheduler.core.effects import Event
 
-# For an outcome on its way to the store, which commits five times a second: those of this time go as one message.
-OUTCOME_PATIENCE_S = 0.05
+# For an outcome on its way to the store, which commits once a second: those of this time go as one message.
+OUTCOME_PATIENCE_S = 0.25
 Feed = Callable[[Event], None]
 RECEIVES: dict[Kind, Any] = {
     Kind.GATEWAY: scheduling.GATEWAY_TO_SCHEDULER,

@@ -26,7 +26,9 @@ from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_supervisor import metrics
 
 BATCH = 200
-COMMIT_DELAY_S = 0.2  # after a transaction, before the next one that is not full: each costs milliseconds of CPU
+# After a transaction, before the next one that is not full: each costs milliseconds of CPU, here and for the messages
+# that follow it. The scheduler has what is not stored.
+COMMIT_DELAY_S = 1.0
 MAX_WAITING = 10_000
 FORGET_EVERY_S = 3_600.0
 KEEP_MS = 30 * 86_400_000  # older outcomes are deleted: bills are made of usage, which stays
@@ -55,7 +57,8 @@ class OutcomeWriter:
         self._term = self._stored_term = 0
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
-        self._full = asyncio.Event()  # a whole batch waits, or the writer is closed
+        self._full = asyncio.Event()  # a whole batch waits, or the writer ends
+        self._ends = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._forget_at = 0.0
@@ -106,14 +109,19 @@ class OutcomeWriter:
                 await _within(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 
     async def drained(self) -> None:
-        """Wait until everything taken so far is in the store, and the store is not in trouble."""
+        """Wait until everything taken so far is in the store, and the store is not in trouble. Nothing is delayed now."""
+        self._hurry()
         await self._idle.wait()
 
     def close(self) -> None:
         """Let `run` return; what is not stored by then was not acknowledged either."""
         self._closed.set()
-        self._full.set()
+        self._hurry()
         self._wake.set()
+
+    def _hurry(self) -> None:
+        self._ends = True
+        self._full.set()
 
     def _work(self) -> None:
         self._idle.clear()
@@ -136,7 +144,7 @@ class OutcomeWriter:
         new = await self._record([record for _, record in batch])
         for outcome, _ in batch:
             del self._waiting[outcome.request_id]
-        if len(self._waiting) < BATCH and not self._closed.is_set():
+        if len(self._waiting) < BATCH and not self._ends:
             self._full.clear()
         metrics.OUTCOMES.labels("stored").inc(len(new))
         metrics.OUTCOMES.labels("duplicate").inc(len(batch) - len(new))

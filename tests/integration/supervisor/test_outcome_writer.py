@@ -159,8 +159,10 @@ async def test_outcomes_that_come_one_by_one_share_a_transaction_and_a_full_batc
         await asyncio.sleep(0)
     assert kept.stored == ["first"]
     writer.put(outcome("last"))
+    await until(lambda: len(kept.stored) == outcome_writer.BATCH + 1)
+    writer.put(outcome("late"))
     await soon(writer.drained())
-    assert len(kept.stored) == outcome_writer.BATCH + 1
+    assert kept.stored[-1] == "late", "one that ends waits no more"
     writer.close()
     await soon(running)
 
