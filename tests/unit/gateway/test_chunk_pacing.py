@@ -5,6 +5,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,3 +55,25 @@ def test_every_token_is_sent_and_sending_has_half_of_the_time(gaps: list[float],
     assert all(later - earlier >= 2 * rows * chunk_s - 1e-9 for earlier, later in pairwise(began))
     if min(gaps) > 2 * rows * chunk_s:
         assert all(tokens == 1 for _, tokens in chunks), "who keeps up sends each token in a chunk of its own"
+
+
+def test_what_the_loop_does_for_others_delays_chunks_once():
+    loop, chunks = Loop(), list[float]()
+    pacing = ChunkPacing(lambda: loop.now, loop.after)
+
+    def spend(seconds: float) -> None:
+        loop.now += seconds
+
+    def send() -> None:
+        chunks.append(loop.now)
+        spend(0.001)
+
+    def step() -> None:
+        pacing.add(wake)
+
+    wake = partial(loop.after, 0.0, send)
+    loop.after(0.0, step)
+    loop.after(0.0, partial(loop.after, 0.0, partial(spend, 0.01)))  # between the wake and the answers' tasks
+    loop.after(0.0115, step)
+    loop.run()
+    assert chunks == pytest.approx([0.01, 0.012]), "as long after the first one as sending it took"

@@ -4,7 +4,8 @@ A runner of many rows has a token for each of them every few milliseconds, and w
 call, may take longer than that. Answers woken at once would then have the event loop for themselves, tokens would
 gather in front of the gateway, and a runner ends a session that does not read. So all answers are woken together, and
 again only once as much time has passed as the sending took: at least half of the time is left for reading, and what
-comes meanwhile is part of the next chunk. A gateway that keeps up sends each token in a chunk of its own.
+comes meanwhile is part of the next chunk. What the loop does for others before the answers' tasks run is no sending: a
+burst of requests would delay chunks twice. A gateway that keeps up sends each token in a chunk of its own.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ class ChunkPacing:
         self._clock, self._after = clock, after
         self._wakes: dict[Callable[[], None], None] = {}
         self._under_way = False  # a wake is due, or what it woke is sending
-        self._next_s = 0.0
+        self._began_s = self._next_s = 0.0
 
     def add(self, wake: Callable[[], None]) -> None:
         """Call `wake` once, with those of the others that have something new."""
@@ -42,13 +43,16 @@ class ChunkPacing:
 
     def _wake(self) -> None:
         wakes, self._wakes = self._wakes, {}
-        began_s = self._clock()
+        self._after(0.0, self._begin)  # ahead of the tasks that are awake now, and `_sent` behind them
         for wake in wakes:
             wake()
-        self._after(0.0, lambda: self._sent(began_s))  # behind the tasks that are awake now
+        self._after(0.0, self._sent)
 
-    def _sent(self, began_s: float) -> None:
+    def _begin(self) -> None:
+        self._began_s = self._clock()
+
+    def _sent(self) -> None:
         now_s = self._clock()
-        self._next_s, self._under_way = 2 * now_s - began_s, False
+        self._next_s, self._under_way = 2 * now_s - self._began_s, False
         if self._wakes:
             self._plan()
