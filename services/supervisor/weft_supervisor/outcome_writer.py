@@ -109,7 +109,7 @@ class OutcomeWriter:
                 await _within(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 
     async def drained(self) -> None:
-        """Wait until everything taken so far is in the store, and the store is not in trouble. Nothing is delayed now."""
+        """Wait until everything taken so far is in the store, without delay, and the store is not in trouble."""
         self._hurry()
         await self._idle.wait()
 

@@ -185,7 +185,7 @@ def test_an_idle_runner_keeps_its_lease_with_heartbeats_and_reports_nothing():
 
 
 def run_steps(runner: Runner, seconds: float, step_s: float = 0.02) -> list[tuple[float, RunnerReport]]:
-    """Run a step each `step_s`, in each of which all sequences go on by a token. Returns what was reported, and when."""
+    """Run a step of all sequences each `step_s`. Returns what was reported, and when."""
     sent, now = list[tuple[float, RunnerReport]](), 0.0
     while now < seconds:
         (step,) = [effect for effect in runner.handle(StepSlot(), now) if isinstance(effect, RunStep)]
