@@ -239,7 +239,8 @@ class RequestManager:
             case events.OpenSession():
                 self._sessions[effect.peer] = RunnerSession(effect, self.feed, self._on_session_end, self._tls)
             case events.CheckSession(peer):
-                self._sessions[peer].check()
+                if session := self._sessions.get(peer):  # else its end is on the way, which answers, too
+                    session.check()
             case Close(peer, reason):
                 if session := self._sessions.pop(peer, None):
                     session.close()
