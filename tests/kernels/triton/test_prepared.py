@@ -47,8 +47,8 @@ kernels = [
      lambda: (tensor(*floats), number(), tensor(torch.int32), tensor(*ints), number())),
     (fused._take_tokens, {"BLOCK": 16}, lambda: (tensor(*ints), tensor(*ints), tensor(torch.int32), number())),
     (fused._add_norm, {"H": 32, "BLOCK": 32, "num_warps": 1},
-     lambda: (tensor(torch.float32), rng.choice((1.0, 1e-5)), tensor(*floats), rng.choice((None, tensor(*floats))),
-              tensor(torch.float32))),
+     lambda: (tensor(torch.float32), rng.choice((1.0, 1e-5)), rng.choice((1.0, 0.22)), tensor(*floats),
+              rng.choice((None, tensor(*floats))), tensor(torch.float32))),
 ]
 draws = [(i, kernels[i][2]()) for i in range(3) for _ in range(20)] * 3
 rng.shuffle(draws)
