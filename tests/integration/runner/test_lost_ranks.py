@@ -226,6 +226,17 @@ process_group.TorchRanks.join = without_rank_1
 """,
         ('failed  error=ExecutorLost detail="rank 1 of the model',),
     ),
+    "it is killed once others know its address": (
+        """
+import psutil
+from weft_runner.parallel import process_group
+def refused(ranks):
+    psutil.Process().children()[0].kill()
+    raise RuntimeError("Connection refused")
+process_group.TorchRanks._join = refused
+""",
+        ('failed  error=ExecutorLost detail="rank 1 of the model',),
+    ),
     "it refuses what it gets": (
         """
 import pickle

@@ -127,7 +127,11 @@ class WorkerGroup:
             self._receive_start(0.0)
             if stopping():
                 raise StoppedAtStart("stopped before the ranks had met")
-        met.result()
+        try:
+            met.result()
+        except ExecutorLost:
+            self._receive_start(POLL_S)  # the end of a worker says more than that nobody answers at its address
+            raise
 
     def await_ready(self, stopping: Callable[[], bool]) -> tuple[str, ...]:
         """Wait until each has loaded its part. Returns where some take KV of other runners.
