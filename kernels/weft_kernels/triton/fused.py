@@ -97,8 +97,7 @@ def prepare_rope_write(
     kernel = prepared(
         _rope_write, PARTS=parts, SHARE=share, BLOCK_R=BLOCK_R, PAIR_R=_pair_ranks(block_m), HEADS=heads,
         KV_HEADS=kv_heads, LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=block_m, ROW_HEADS=together,
-        ROTATES=rotates,
-        num_warps=warps, enable_fp_fusion=True,
+        ROTATES=rotates, num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
     groups = cdiv(heads + 2 * kv_heads, min(together, TURNS))
     return kernel.bound((groups, len(chunked), 1), kv, rows, pages, row_of, chunked.table, cos_sin, eps, *strides)

@@ -188,14 +188,10 @@ async def _act(
             secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": TlsPeerHttp}  # pyright: ignore[reportUnknownLambdaType]
         app = build_app(build(settings, turn.require), probes, on_failure=fail)
         config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            date_header=False,
-            timeout_graceful_shutdown=DRAIN_S,
-            lifespan="on",
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on",
+            date_header=False,  # to write one wakes an idle server each second
             **secured,
-        )
+        )  # fmt: skip
         server = QuietServer(config)
         http, stopping = asyncio.create_task(server.serve([listener])), asyncio.create_task(stop.wait())
         log.info("serving", extra=kv(listen=f"{host}:{port}", data_dir=settings.data_dir, tls=tls is not None))

@@ -295,9 +295,8 @@ class SupervisorServer(SupervisorServicer):
     def _observe(self) -> None:
         self._counters = metrics.update(self.core, self._counters)
         if broken := self._shell.check_idle():
-            self._shell.fail(
-                InvariantViolated(broken)
-            )  # leases decide who is alive: the next process hears of all anew
+            # Leases decide who is alive: the next process hears of all anew.
+            self._shell.fail(InvariantViolated(broken))
 
 
 async def _paced(messages: AsyncIterator[Any], rate: Rate) -> AsyncIterator[Any]:

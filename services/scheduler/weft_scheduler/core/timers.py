@@ -21,7 +21,7 @@ class TimerKind(StrEnum):
     RESUBMIT = "resubmit"  # gateway: it counts as complete
     ROLES = "roles"  # pool: the roles of its runners may change
     RUNNER_CHECKED = "runner_checked"  # runner uuid: no gateway that checks it has found it alive
-    RUNNER_LAPSED = "runner_lapsed"  # runner uuid: what was reported before its supervisor's stream ended is too old
+    RUNNER_LAPSED = "runner_lapsed"  # runner uuid: what was reported before its contact lapsed is too old
     RUNNER_UNREPORTED = "runner_unreported"  # runner uuid: no supervisor reports it
     SCALE = "scale"  # pools that have changed are scaled, before their statuses are published
     SCALE_DOWN = "scale_down"  # pool: a surplus has lasted long enough

@@ -375,7 +375,7 @@ class Contact(IntEnum):
     """What a runner's last report is worth. False: nothing is placed on the runner."""
 
     NONE = 0  # there is no full one, or it is too old
-    LAPSED = 1  # the supervisor's stream has ended: what it has reported counts for `lapsed_s`
+    LAPSED = 1  # no supervisor reports it now: what one has reported last counts for `lapsed_s`
     PRESENT = 2  # it follows a full one on the supervisor's present stream
 
 
