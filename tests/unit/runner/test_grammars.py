@@ -398,6 +398,14 @@ def run(driver: Any, **requests: Sampling) -> dict[str, str]:
     return {key: text_of(driver, key) for key in requests}
 
 
+def finish_lagging(driver: Any, lagging: LaggingThreads) -> None:
+    """Beat until nothing is left, the threads of its grammars with it."""
+    while driver.pool.sequences or driver.engine.runner.grammars.waiting:
+        lagging.beat(1)
+        driver.post(TICK)
+        driver.beat()
+
+
 def assert_of_schema(text: str) -> None:
     value = json.loads(text)
     assert sorted(value) == ["age", "name", "tags"]
@@ -450,10 +458,7 @@ def test_rows_whose_masks_come_late_say_what_they_say_in_time_and_delay_no_other
             driver.beat()
         late = [key for output in driver.outputs if output.done is not None for key in output.done.results.late]
         assert sorted(late) == [*constrained], "each had its first mask, and sat out after one step without another"
-        while driver.pool.sequences:
-            lagging.beat(1)
-            driver.post(TICK)
-            driver.beat()
+        finish_lagging(driver, lagging)
         assert {key: text_of(driver, key) for key in requests} == in_time
 
 
@@ -471,10 +476,7 @@ def test_answers_of_a_grammar_with_drafts_are_those_without_them(tmp_path, make_
     lagging = drafting.engine._grammars._grammars.threads = LaggingThreads(lags)
     drafting.post(*(drafting.request(key, prompt(), 120, sampling=sampling) for key, sampling in requests.items()))
     drafting.beat()
-    while drafting.pool.sequences or drafting.engine.runner.grammars.waiting:
-        lagging.beat(1)
-        drafting.post(TICK)
-        drafting.beat()
+    finish_lagging(drafting, lagging)
     assert {key: text_of(drafting, key) for key in requests} == expected
     assert drafting.pool.scheduler.drafter.figures.accepted > 50
 
@@ -513,25 +515,26 @@ def test_an_answer_that_moves_goes_on_as_if_it_had_not(quick, cut):
     assert_of_schema(alone)
 
 
-def test_answers_that_are_swapped_out_and_back_are_those_of_undisturbed_ones(quick, monkeypatch):
-    monkeypatch.setattr(
-        "weft_runner.core.swap.swaps.RATE", 0.0
-    )  # however slow copies are here, they are the cheaper way
+@pytest.mark.parametrize("lags", [(0,), (0, 0, 3)], ids=["in time", "some late"])
+def test_answers_that_are_swapped_out_and_back_are_those_of_undisturbed_ones(quick, monkeypatch, lags):
+    """All are admitted before pages are short: one whose grammar is compiled only then is refused, to come again."""
+    monkeypatch.setattr("weft_runner.core.swap.swaps.RATE", 0.0)  # copies are the cheaper way,
+    monkeypatch.setattr("weft_runner.core.awaited_grammars.WAIT_S", inf)  # however slow the machine is
     counted = LLMatcher.grammar_from_regex("([a-f] ){40}end")
-
-    def answers(**limits: Any) -> tuple[dict[str, str], Any]:
-        driver = quick(max_sequences=6, **limits)
-        for i in range(6):
-            sampling = Sampling(seed=i, temperature=1.0, grammar=counted)
-            driver.ask(f"r{i}", prompt(), 120, sampling=sampling, reservation_tokens=3, cache_salt="t")
-        driver.finish(5000)
-        return {f"r{i}": text_of(driver, f"r{i}") for i in range(6)}, driver
-
-    undisturbed, _ = answers()
-    swapped, driver = answers(total_pages=24, swap_page_bytes=1)
+    requests = {f"r{i}": Sampling(seed=i, temperature=1.0, grammar=counted) for i in range(6)}
+    undisturbed = run(quick(), **requests)
+    driver, lagging = quick(total_pages=24, swap_page_bytes=1), LaggingThreads(lags)
+    driver.engine._grammars._grammars.threads = lagging
+    for key, sampling in requests.items():
+        driver.ask(key, prompt(), 120, sampling=sampling, reservation_tokens=3, cache_salt="t")
+    driver.beat()
+    finish_lagging(driver, lagging)
+    late = [output for output in driver.outputs if output.done is not None and output.done.results.late]
+    assert bool(late) is any(lags)
     assert driver.pool.swap.in_bytes > 0
-    assert swapped == undisturbed
-    assert all(re.fullmatch("([a-f] ){40}end", text) for text in swapped.values())
+    assert not [one for one in map(driver.ending, requests) if not isinstance(one, SequenceTokens)]
+    assert {key: text_of(driver, key) for key in requests} == undisturbed
+    assert all(re.fullmatch("([a-f] ){40}end", text) for text in undisturbed.values())
 
 
 def test_a_grammar_that_no_token_continues_ends_its_request_alone_by_name(quick):
