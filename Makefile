@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-slow test-changed test-budget budget flakes mutants promises differential fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
+.PHONY: sim-check test-slow test-changed test-budget budget flakes mutants promises differential fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -170,6 +170,9 @@ proto: install  ## regenerate weft/wire/v1 from its .proto files
 crds: install  ## write the chart's CRDs and docs/api.md again from weft/api
 	$(BIN)/python -m weft.api.crd --write charts/weft/files/crds
 	$(BIN)/python -m weft.api.reference --write docs/api.md
+
+models: install  ## write docs/reference/models.md again from the families' data
+	$(BIN)/python -m weft.domain.model.family_table --write docs/reference/models.md
 
 golden: install  ## write the chart's golden renders again (needs helm: make cluster-tools)
 	$(HARNESS).chart

@@ -8,13 +8,14 @@ costs a second of one thread and not the process.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import TemplateSyntaxError, nodes, pass_context
+from jinja2 import TemplateSyntaxError, meta, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -65,9 +66,13 @@ class Chat:
     documents: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
     add_special_tokens: bool = False  # what the tokenizer puts around a text, around the rendered prompt
+    call_marks: Set[str] = frozenset()  # control tokens that earlier answers hold, where their calls are text
 
 
 SMALLEST = Chat([{"role": "user", "content": "Hello"}])
+_RESULT = Chat(
+    [*SMALLEST.messages, {"role": "assistant", "content": "Call"}, {"role": "tool", "content": "Result"}], False
+)
 
 
 class TemplateFault(ValueError):
@@ -246,7 +251,10 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         trees = [environment.parse(named[name]) for name in self._compiled]
         self.sought = frozenset(text for tree in trees for text in _sought(tree))  # what it looks for in messages
+        self.variables = frozenset(name for tree in trees for name in _variables_of(tree))  # that it reads
+        self._loses_results = False
         self._takes_parts = self._misses_texts()
+        self._loses_results = "tool" not in self.sought and not self._shows(_RESULT, "Result")
 
     def render(self, chat: Chat, max_chars: int) -> str:
         """Render a chat up to where the answer begins.
@@ -255,6 +263,8 @@ class ChatTemplate:
         TemplateRefused, RenderedTooLong.
         """
         messages = [self._known(message) for message in chat.messages]
+        if self._loses_results:
+            messages = _with_results(messages)
         if chat.continue_final_message:
             messages[-1] = {**messages[-1], "content": f"{messages[-1].get('content', '')}{_END} "}
         if self._takes_parts:
@@ -284,11 +294,14 @@ class ChatTemplate:
         """Whether the template shows the text of a message only where that is a list of parts, as multimodal ones."""
         shown: list[bool] = []
         for self._takes_parts in (False, True):
-            try:
-                shown.append("Hello" in self.render(SMALLEST, MAX_VALUE))
-            except TemplateRefused:
-                shown.append(False)
+            shown.append(self._shows(SMALLEST, "Hello"))
         return shown == [False, True]
+
+    def _shows(self, chat: Chat, text: str) -> bool:
+        try:
+            return text in self.render(chat, MAX_VALUE)
+        except TemplateRefused:
+            return False
 
     def _known(self, message: Message) -> Message:
         """Replace OpenAI's newer name of a system message, for templates that do not know it."""
@@ -409,6 +422,25 @@ def _in_parts(message: Message) -> Message:
     if not isinstance(message.get("content"), str):
         return message
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _with_results(messages: Iterable[Message]) -> list[Message]:
+    """Turn results of tools into turns of the user, for templates that drop or refuse such messages."""
+    found: list[Message] = []
+    for is_result, some in groupby(messages, lambda message: message["role"] == "tool"):
+        if is_result:
+            texts = [f"<tool_response>\n{one.get('content', '')}\n</tool_response>" for one in some]
+            found.append({"role": "user", "content": "\n".join(texts)})
+        else:
+            found += some
+    return found
+
+
+def _variables_of(tree: nodes.Template) -> set[str]:
+    try:
+        return meta.find_undeclared_variables(tree)
+    except Exception as error:  # of depth, as for what cannot be compiled
+        raise TemplateFault(f"the chat template cannot be read: {error or type(error).__name__}") from error
 
 
 def _strftime(form: str) -> str:

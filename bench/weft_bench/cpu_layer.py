@@ -15,7 +15,7 @@ from statistics import median
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import Batch, alternating, base, paired
 from weft_bench.cpu_machine import MEMORY_BYTES
@@ -55,7 +55,7 @@ class TorchLayer:
     @classmethod
     def of(cls, layer: LayerTensors, spec: ModelSpec, dtype: torch.dtype) -> "TorchLayer":
         parts = (torch.cat([tensor_of(layer.projections[name]) for name in site]).to(dtype) for site in SITES)
-        norms = (tensor_of(norm).to(dtype) for norm in (layer.attention_norm, layer.mlp_norm))
+        norms = (tensor_of(norm).to(dtype) for norm in (layer.attention_norm, layer.mlp_norm) if norm is not None)
         return cls(spec, *norms, *parts)
 
     def keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,7 +236,7 @@ def _weights(adapter: Adapter, site: Sequence[str], dtype: torch.dtype) -> Weigh
 
 def _angles(spec: ModelSpec, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cos and sin [T, 1, D] of plain rotary embeddings."""
-    frequencies = spec.rope.theta ** (-torch.arange(0, spec.head_dim, 2) / spec.head_dim)
+    frequencies = spec.ropes[0].theta ** (-torch.arange(0, spec.head_dim, 2) / spec.head_dim)
     angles = (positions[:, None] * frequencies).repeat(1, 2)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

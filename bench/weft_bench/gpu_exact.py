@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_bench.cpu_shapes import RANK
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_models import (
@@ -120,7 +120,7 @@ def oracle(spec: ModelSpec, weights: ModelWeights, adapters: Mapping[str, Tensor
         hidden_size=spec.hidden_size, num_hidden_layers=spec.layers, num_attention_heads=spec.heads,
         num_key_value_heads=spec.kv_heads, head_dim=spec.head_dim, intermediate_size=spec.intermediate_size,
         vocab_size=spec.vocab_size, max_position_embeddings=spec.max_positions, rms_norm_eps=spec.norm_eps,
-        tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta},
+        tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": spec.ropes[0].theta},
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     with torch.device("meta"):
@@ -169,5 +169,5 @@ def _named(spec: ModelSpec, weights: ModelWeights) -> dict[str, torch.Tensor]:
             "mlp.gate_proj": layer.gate_up[:inner], "mlp.up_proj": layer.gate_up[inner:], "mlp.down_proj": layer.down,
             "input_layernorm": layer.attention_norm, "post_attention_layernorm": layer.mlp_norm,
         }  # fmt: skip
-        named |= {f"model.layers.{i}.{name}.weight": part for name, part in parts.items()}
+        named |= {f"model.layers.{i}.{name}.weight": part for name, part in parts.items() if part is not None}
     return named

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from weft.domain.model.config import ModelSpec, RopeSpec
+from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
+from weft.domain.model.tensors import head_norms, linear_modules, module_size
 from weft_bench.roofline import Shape
 from weft_kernels.plan import plan_rows
 from weft_runner.model import StepInput, StepRow, check_step
@@ -23,9 +24,9 @@ def spec_of(shape: Shape, context: int) -> ModelSpec:
     """A Llama of this shape."""
     return ModelSpec(
         architecture="LlamaForCausalLM", vocab_size=shape.vocab, hidden_size=shape.hidden,
-        intermediate_size=shape.inner, layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads,
+        intermediate_size=shape.inner, heads=shape.heads, kv_heads=shape.kv_heads,
         head_dim=shape.hidden // shape.heads, norm_eps=1e-5, max_positions=context, tied_embeddings=False,
-        rope=RopeSpec(theta=500_000.0), qkv_bias=False, qk_norm=False, windows=(0,) * shape.layers,
+        ropes=(RopeSpec(theta=500_000.0),), by_layer=(LayerSpec(),) * shape.layers,
     )  # fmt: skip
 
 
@@ -57,9 +58,9 @@ class Numbers:
 def random_weights(spec: ModelSpec, numbers: Numbers) -> ModelWeights:
     """The whole model."""
     embedding = numbers.matrix(spec.vocab_size, spec.hidden_size)
-    layers = tuple(_layer(spec, numbers, window) for window in spec.windows)
+    layers = tuple(_layer(spec, numbers, layer) for layer in spec.by_layer)
     head = embedding if spec.tied_embeddings else numbers.matrix(spec.vocab_size, spec.hidden_size)
-    return ModelWeights(embedding, layers, numbers.norm(spec.hidden_size), head)
+    return ModelWeights(embedding, layers, _norm(spec, numbers), head)
 
 
 def with_matrices(layer: LayerWeights, of: Pack) -> LayerWeights:
@@ -67,20 +68,26 @@ def with_matrices(layer: LayerWeights, of: Pack) -> LayerWeights:
     return replace(layer, qkv=of(layer.qkv), o=of(layer.o), gate_up=of(layer.gate_up), down=of(layer.down))
 
 
-def _layer(spec: ModelSpec, numbers: Numbers, window: int) -> LayerWeights:
-    hidden, inner, qkv = spec.hidden_size, spec.intermediate_size, spec.q_size + 2 * spec.kv_size
+def _norm(spec: ModelSpec, numbers: Numbers) -> torch.Tensor:
+    """[H], or [2, H] with LayerNorm: what is added is as far from zero as the others from one."""
+    weight = numbers.norm(spec.hidden_size)
+    return torch.stack((weight, numbers.norm(spec.hidden_size) - 1)) if spec.family.layer_norm else weight
+
+
+def _layer(spec: ModelSpec, numbers: Numbers, layer: LayerSpec) -> LayerWeights:
+    hidden, inner, qkv, family = spec.hidden_size, spec.intermediate_size, spec.q_size + 2 * spec.kv_size, spec.family
+    heads = {name: numbers.norm(size) for name, size in head_norms(spec)}
+
+    def bias(name: str, size: int) -> torch.Tensor | None:
+        return numbers.matrix(size, std=0.5) if name in spec.biases else None
+
+    before, behind, mlp_before, mlp_behind = (_norm(spec, numbers) if name else None for name in family.norms.value)
     return LayerWeights(
-        attention_norm=numbers.norm(hidden),
-        qkv=numbers.matrix(qkv, hidden),
-        o=numbers.matrix(hidden, spec.q_size),
-        mlp_norm=numbers.norm(hidden),
-        gate_up=numbers.matrix(2 * inner, hidden),
-        down=numbers.matrix(hidden, inner),
-        qkv_bias=numbers.matrix(qkv, std=0.5) if spec.qkv_bias else None,
-        q_norm=numbers.norm(spec.head_dim) if spec.qk_norm else None,
-        k_norm=numbers.norm(spec.head_dim) if spec.qk_norm else None,
-        window=window,
-    )
+        numbers.matrix(qkv, hidden), numbers.matrix(hidden, spec.q_size), numbers.matrix(spec.mlp_size, hidden),
+        numbers.matrix(hidden, inner), before, behind, mlp_before, mlp_behind, bias("q_proj", qkv),
+        bias("o_proj", hidden), bias("up_proj", spec.mlp_size), bias("down_proj", hidden), heads.get("q_norm"),
+        heads.get("k_norm"), layer,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +102,14 @@ class Scale:
 
 
 def peft_tensors(spec: ModelSpec, ranks: Mapping[str, int], seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """An adapter as PEFT saves it, on the host: B A x is about as large as x. Projections without a rank have none."""
+    """An adapter as PEFT saves it, on the host: B A x is about as large as x. Projections without a rank have none.
+
+    A module that holds several has the largest of their ranks.
+    """
     made, generator = dict[str, torch.Tensor](), torch.Generator().manual_seed(seed)
-    for layer in range(spec.layers):
-        for name, rank in ranks.items():
-            n_in, n_out = spec.projection(name)
-            key = f"base_model.model.model.layers.{layer}.{PROJECTIONS[name]}.{name}"
+    for module, _, held in linear_modules(spec):
+        if rank := max(ranks.get(name, 0) for name in held):
+            (n_in, n_out), key = module_size(spec, held), f"base_model.model.{module}"
             made[f"{key}.lora_A.weight"] = (torch.randn(rank, n_in, generator=generator) * n_in**-0.5).to(dtype)
             made[f"{key}.lora_B.weight"] = (torch.randn(n_out, rank, generator=generator) * 0.3 * rank**-0.5).to(dtype)
     return made

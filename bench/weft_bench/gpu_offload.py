@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft.domain.model.tensors import model_tensors
 from weft_bench.cpu_shapes import RANK
 from weft_bench.gpu_context import Context

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft.domain.request import Sampling
 from weft_bench.cpu_shapes import BASE, DISTINCT, POPULARITIES, RANK, ranks_of
 from weft_bench.cpu_witness import slots_of

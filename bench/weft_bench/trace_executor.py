@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft.domain.strict_json import is_int, parse_object
 from weft_bench.errors import BadTable
 from weft_runner.core import SampledToken

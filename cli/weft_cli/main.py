@@ -519,6 +519,28 @@ def predictor(context: typer.Context) -> int:
 
 
 @app.command(rich_help_panel="Tools")
+def families(
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="wide: also architectures, ropes, what differs.")
+    ] = None,
+) -> None:
+    """List the families of base models that are served, and the modules that their adapters may change.
+
+    - `weft families`  names of models, modules of adapters, sizes that were tried
+
+    - `weft families -o wide`  also the architectures of config.json, kinds of rope, what a family computes otherwise
+    """
+    from weft.domain.model import family_table
+    from weft_cli.output import say, table
+
+    if output not in (None, "wide"):
+        raise BadInput(f"expected -o wide, got {output}", "weft families --help")
+    wide = output == "wide"
+    for line in table(family_table.HEADERS + (family_table.MORE_HEADERS if wide else ()), family_table.rows(wide=wide)):
+        say(line)
+
+
+@app.command(rich_help_panel="Tools")
 def sim(
     trace: Annotated[
         Path | None, typer.Argument(help="A trace file: .csv or .jsonl, .gz too.", show_default=False)

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from weft.api.servingpool import PAGE_TOKENS
 from weft.api.template import GPU, amount
-from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.config import parse_model_config
 from weft.domain.model.errors import Refused
 from weft.domain.model.packed import int4_kv_group
+from weft.domain.model.spec import ModelSpec
 from weft.domain.strict_json import JsonError, parse_object
 from weft_cli.errors import BadInput, CommandError
 from weft_runner.errors import ExecutorUnavailable, MachineInvalid, NoPolicyFits, OffloadError, RunnerError

@@ -18,8 +18,9 @@ from weft.api.meta import API_VERSION
 from weft.api.servingpool import PAGE_TOKENS
 from weft.api.source import REPOSITORY
 from weft.artifacts.adapter_config import parse_adapter_config
-from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.config import parse_model_config
 from weft.domain.model.errors import Refused
+from weft.domain.model.spec import ModelSpec
 from weft_cli.client import Object
 from weft_cli.errors import BadInput
 from weft_cli.objects import load_manifests

@@ -237,7 +237,7 @@ def _tokenizer(raw: bytes) -> None:
 
 
 TEMPLATES = (
-    TOKENIZER.forms.template,
+    TOKENIZER.config["chat_template"],
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}{{ eos_token }}\n{% endfor %}",
     "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ raise_exception('no') if messages | length > 9 }}",
     "{% set ns = namespace(a=0) %}{% for i in range(9) %}{% set ns.a = ns.a + i * 2 %}{% endfor %}{{ ns.a ** 2 }}",

@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 
 from harness.int4 import rounded_to_int4
 from harness.on_device import assert_logits, sized
-from weft.domain.model.config import ModelSpec, RopeSpec
+from weft.domain.model.families import ATTENTION, BIASED
+from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_models import (
     PROJECTIONS,
@@ -34,39 +36,74 @@ from weft_runner.model.weights import LayerWeights, ModelWeights, Pack
 PAGE_TOKENS, MAX_RANK = 16, 64
 
 _LLAMA = ModelSpec(
-    architecture="LlamaForCausalLM", vocab_size=1000, hidden_size=256, intermediate_size=704, layers=3, heads=8,
-    kv_heads=2, head_dim=64, norm_eps=1e-5, max_positions=1024, tied_embeddings=False, rope=RopeSpec(theta=10_000.0),
-    qkv_bias=False, qk_norm=False, windows=(0, 0, 0),
+    architecture="LlamaForCausalLM", vocab_size=1000, hidden_size=256, intermediate_size=704, heads=8, kv_heads=2,
+    head_dim=64, norm_eps=1e-5, max_positions=1024, tied_embeddings=False, ropes=(RopeSpec(theta=10_000.0),),
+    by_layer=(LayerSpec(),) * 3,
 )  # fmt: skip
 _TINY = replace(
-    _LLAMA, vocab_size=64, hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1, head_dim=16,
-    windows=(0,),
+    _LLAMA, vocab_size=64, hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16,
+    by_layer=(LayerSpec(),),
 )  # fmt: skip
-_FACTORS: dict[str, float] = {
-    "embedding_scale": 3.0, "residual_scale": 0.3, "attention_scale": 0.1, "logit_divisor": 2.0,
+_QWEN3: dict[str, Any] = {"architecture": "Qwen3ForCausalLM", "tied_embeddings": True}
+_GRANITE: dict[str, Any] = {
+    "architecture": "GraniteForCausalLM", "embedding_scale": 3.0, "residual_scale": 0.3, "attention_scale": 0.1,
+    "logit_divisor": 2.0,
 }  # fmt: skip
+_GEMMA2: dict[str, Any] = {
+    "architecture": "Gemma2ForCausalLM", "activation": "gelu", "embedding_scale": 4.0, "score_cap": 3.0,
+    "logit_cap": 5.0, "tied_embeddings": True,
+}  # fmt: skip
+_STARCODER2: dict[str, Any] = {
+    "architecture": "Starcoder2ForCausalLM", "activation": "gelu", "biases": (*ATTENTION, "up_proj", "down_proj"),
+}  # fmt: skip
+_PARTIAL = RopeSpec(theta=10_000.0, share=0.75)
+_TWO_ROPES = (RopeSpec(10_000.0, "yarn", 4.0, original_max_positions=64, attention_factor=1.1), RopeSpec(500.0))
 LLAMA = sized(gpu=_LLAMA, interpreted=_TINY)
 FAMILIES = sized(
     gpu={
         "llama": _LLAMA,
         "llama, rope llama3": replace(
-            _LLAMA, rope=RopeSpec(500_000.0, "llama3", 8.0, 1.0, 4.0, original_max_positions=64), heads=4, head_dim=128
+            _LLAMA, ropes=(RopeSpec(500_000.0, "llama3", 8.0, original_max_positions=64),), heads=4, head_dim=128
         ),
         "llama, rope linear, tied": replace(
-            _LLAMA, rope=RopeSpec(10_000.0, "linear", 2.0), tied_embeddings=True, head_dim=32
+            _LLAMA, ropes=(RopeSpec(10_000.0, "linear", 2.0),), tied_embeddings=True, head_dim=32
         ),
-        "mistral": replace(_LLAMA, architecture="MistralForCausalLM", kv_heads=1, windows=(40, 40, 40)),
-        "qwen2": replace(_LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, kv_heads=8, windows=(0, 23, 0)),
-        "qwen3": replace(_LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=128, tied_embeddings=True),
-        "granite": replace(_LLAMA, architecture="GraniteForCausalLM", **_FACTORS),
-        "smollm3": replace(_LLAMA, architecture="SmolLM3ForCausalLM", nope_layers=(1,), tied_embeddings=True),
+        "mistral": replace(_LLAMA, architecture="MistralForCausalLM", kv_heads=1, by_layer=(LayerSpec(40),) * 3),
+        "smollm3": replace(
+            _LLAMA, architecture="SmolLM3ForCausalLM", by_layer=(LayerSpec(), LayerSpec(rope=None), LayerSpec()),
+            tied_embeddings=True,
+        ),
+        "olmo3": replace(
+            _LLAMA, architecture="Olmo3ForCausalLM", ropes=_TWO_ROPES,
+            by_layer=(LayerSpec(40, 1), LayerSpec(), LayerSpec(23, 1)),
+        ),
+        "gemma2": replace(_LLAMA, **_GEMMA2, head_dim=256, by_layer=(LayerSpec(40), LayerSpec(), LayerSpec(23))),
+        "gemma3": replace(
+            _LLAMA, architecture="Gemma3ForCausalLM", activation="gelu", ropes=_TWO_ROPES, head_dim=128,
+            by_layer=(LayerSpec(40, 1), LayerSpec(23, 1), LayerSpec()),
+        ),
+        "phi3": replace(_LLAMA, architecture="Phi3ForCausalLM", heads=4, kv_heads=4, head_dim=96),
+        "phi3, partial": replace(_LLAMA, architecture="Phi3ForCausalLM", ropes=(_PARTIAL,), head_dim=128),
+        "starcoder2": replace(_LLAMA, **_STARCODER2, by_layer=(LayerSpec(40),) * 3),
+        "granite": replace(_LLAMA, **_GRANITE),
+        "qwen2": replace(
+            _LLAMA, architecture="Qwen2ForCausalLM", biases=BIASED, kv_heads=8,
+            by_layer=(LayerSpec(), LayerSpec(23), LayerSpec()),
+        ),
+        "qwen3": replace(_LLAMA, **_QWEN3, head_dim=128),
     },
     interpreted={
         "llama": _TINY,
-        "qwen3": replace(_TINY, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=32, tied_embeddings=True),
-        "granite": replace(_TINY, architecture="GraniteForCausalLM", **_FACTORS),
+        "olmo3": replace(
+            _TINY, architecture="Olmo3ForCausalLM", ropes=_TWO_ROPES, by_layer=(LayerSpec(7, 1), LayerSpec())
+        ),
+        "gemma2": replace(_TINY, **_GEMMA2, by_layer=(LayerSpec(7),)),
+        "phi3": replace(_TINY, architecture="Phi3ForCausalLM", ropes=(_PARTIAL,), head_dim=48),
+        "starcoder2": replace(_TINY, **_STARCODER2),
+        "granite": replace(_TINY, **_GRANITE),
+        "qwen3": replace(_TINY, **_QWEN3, head_dim=32),
     },
-)
+)  # fmt: skip
 ADAPTERS: tuple[dict[str, int], ...] = (
     dict.fromkeys(PROJECTIONS, 16),
     {"q_proj": 4, "v_proj": 8, "down_proj": 64},
@@ -245,18 +282,12 @@ class Pair:
 
 
 def _moved_layer(layer: LayerWeights, device: torch.device, dtype: torch.dtype) -> LayerWeights:
-    def to(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor.to(device, dtype)
-
-    def norm(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor.to(device)
-
-    return LayerWeights(
-        attention_norm=layer.attention_norm.to(device), qkv=layer.qkv.to(device, dtype), o=layer.o.to(device, dtype),
-        mlp_norm=layer.mlp_norm.to(device), gate_up=layer.gate_up.to(device, dtype),
-        down=layer.down.to(device, dtype), qkv_bias=to(layer.qkv_bias), q_norm=norm(layer.q_norm),
-        k_norm=norm(layer.k_norm), window=layer.window,
-    )  # fmt: skip
+    tensors = {one.name: of for one in fields(layer) if isinstance(of := getattr(layer, one.name), torch.Tensor)}
+    moved = {
+        name: tensor.to(device) if name.endswith("norm") else tensor.to(device, dtype)
+        for name, tensor in tensors.items()
+    }
+    return replace(layer, **moved)
 
 
 def _pages(spec: ModelSpec, rows: int, slots: int) -> int:

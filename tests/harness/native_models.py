@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
+from weft.domain.model.tensors import linear_modules, model_tensors, module_size
 from weft_kernels.cpu import Library, load
 from weft_kernels.plan import plan_rows
 from weft_runner.model import Array, Partition, StepInput, StepRow, open_checkpoint, read_spec
@@ -41,7 +42,8 @@ def write_model(root: Path, seed: int, dtype: torch.dtype = torch.bfloat16, **co
     (root / "config.json").write_text(json.dumps(whole))
     spec = read_spec(root / "config.json")
     random = torch.Generator().manual_seed(seed)
-    tensors = {name: _random(name, shape, random).to(dtype) for name, shape in _shapes(spec).items()}
+    offset = spec.family.norm_offset
+    tensors = {name: _random(name, shape, random, offset).to(dtype) for name, shape in model_tensors(spec)}
     save_file(tensors, root / "model.safetensors")
     return {path.name: path for path in root.iterdir()}
 
@@ -69,14 +71,13 @@ def as_tensor(rows: torch.Tensor | Array) -> torch.Tensor:
 
 
 def adapter_tensors(spec: ModelSpec, seed: int, ranks: dict[str, int]) -> dict[str, Array]:
-    """A random adapter with these ranks by projection, in PEFT's names."""
+    """A random adapter, in PEFT's names. `ranks`: by projection; of one module that holds several, one is named."""
     random = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for layer in range(spec.layers):
-        for name, rank in ranks.items():
-            n_in, n_out = spec.projection(name)
-            block = "self_attn" if name[0] in "qkvo" else "mlp"
-            key = f"base_model.model.model.layers.{layer}.{block}.{name}"
+    for module, _, held in linear_modules(spec):
+        if rank := next((ranks[name] for name in held if name in ranks), 0):
+            n_in, n_out = module_size(spec, held)
+            key = f"base_model.model.{module}"
             tensors[f"{key}.lora_A.weight"] = torch.randn(rank, n_in, generator=random) / n_in**0.5
             tensors[f"{key}.lora_B.weight"] = torch.randn(n_out, rank, generator=random) / rank**0.5
     return arrays_of(tensors)
@@ -94,28 +95,8 @@ def make_step(rows: Iterable[tuple[Sequence[int], int, Sequence[int], int | None
     return StepInput(tokens, tuple(step_rows), plan_rows(slots, dict.fromkeys(range(64), 1)))
 
 
-def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    hidden, shapes = spec.hidden_size, dict[str, tuple[int, ...]]()
-    shapes["model.embed_tokens.weight"] = (spec.vocab_size, hidden)
-    for layer in range(spec.layers):
-        prefix = f"model.layers.{layer}"
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
-            module = f"{prefix}.{'self_attn' if name[0] in 'qkvo' else 'mlp'}.{name}"
-            n_in, n_out = spec.projection(name)
-            shapes[f"{module}.weight"] = (n_out, n_in)
-            if spec.qkv_bias and name[0] in "qkv":
-                shapes[f"{module}.bias"] = (n_out,)
-        if spec.qk_norm:
-            shapes |= {f"{prefix}.self_attn.{half}_norm.weight": (spec.head_dim,) for half in "qk"}
-        shapes |= {f"{prefix}.{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")}
-    shapes["model.norm.weight"] = (hidden,)
-    if not spec.tied_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
-    return shapes
-
-
-def _random(name: str, shape: tuple[int, ...], random: torch.Generator) -> torch.Tensor:
+def _random(name: str, shape: tuple[int, ...], random: torch.Generator, offset: float) -> torch.Tensor:
     values = torch.randn(shape, generator=random)
-    if "norm" in name:
-        return 1.0 + 0.2 * values
+    if name.endswith("norm.weight"):
+        return 1.0 - offset + 0.2 * values
     return values * (0.1 if name.endswith("bias") else 1.5 / shape[-1] ** 0.5)

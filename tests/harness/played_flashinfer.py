@@ -33,6 +33,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         causal: bool = False,
         sm_scale: float | None = None,
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
     ) -> None:
@@ -44,7 +45,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert bounds[-1] == len(pages)
         assert all(1 <= n <= page_size for n in last)
         self._heads, self._shape = num_qo_heads, (num_kv_heads, page_size, head_dim_qk)
-        self._scale = sm_scale or head_dim_qk**-0.5
+        self._scale, self._cap = sm_scale or head_dim_qk**-0.5, logits_soft_cap
         self._window, self._dtypes = window_left, (q_data_type, kv_data_type or q_data_type)
 
     def run(self, q: torch.Tensor, paged_kv_cache: torch.Tensor) -> torch.Tensor:
@@ -68,6 +69,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         group, context = self._heads // self._shape[0], keys.shape[1]
         keys, values = (half.repeat_interleave(group, dim=0) for half in (keys, values))
         scores = torch.einsum("thd,hsd->hts", q.double(), keys) * self._scale
+        scores = self._cap * torch.tanh(scores / self._cap) if self._cap else scores
         seen = torch.arange(context, device=q.device)
         own = seen[context - len(q) :, None]
         visible = seen <= own

@@ -20,7 +20,9 @@ from harness.native_library import native_library
 from harness.native_models import as_tensor, cpu_executor
 from harness.ranks import base_of, settings_of
 from weft.artifacts.adapter_config import parse_adapter_config
-from weft.domain.model.config import ModelSpec, parse_spec
+from weft.domain.model.config import parse_spec
+from weft.domain.model.families import FAMILIES as SERVED
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.plan import plan_rows
 from weft_runner.executors import make_executor
 from weft_runner.model import Executor, StepInput, StepRow, check_step, map_tensors, read_spec
@@ -30,10 +32,11 @@ from weft_runner.model.weights import Pack, load_weights
 
 CONFIGS = {
     "llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config",
-    "granite": "GraniteConfig", "smollm3": "SmolLM3Config",
+    "granite": "GraniteConfig", "smollm3": "SmolLM3Config", "olmo2": "Olmo2Config", "olmo3": "Olmo3Config",
+    "gemma2": "Gemma2Config", "gemma3": "Gemma3TextConfig", "phi3": "Phi3Config", "starcoder2": "Starcoder2Config",
+    "granite4": "GraniteMoeHybridConfig", "ministral3": "Ministral3Config",
 }  # fmt: skip
 FAMILIES = tuple(CONFIGS)
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANKS = (1, 2, 3, 5, 8, 16, 24, 64)
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -118,13 +121,20 @@ def random_model(
     write_base(folder / "base", family, seed, shard_size=shard_size, dtype=dtype, **random_config(family, rng))
     if not adapters:
         return OracleModel(folder, ())
-    return write_adapters(folder, [random_adapter(rng, i) for i in range(adapters)], seed)
+    return write_adapters(folder, [random_adapter(rng, i, modules_of(family)) for i in range(adapters)], seed)
 
 
 def random_spec(family: str, seed: int) -> ModelSpec:
     """Return what `random_model` of that seed would be read as."""
     made = getattr(libraries()[0], CONFIGS[family])(**random_config(family, random.Random(f"{family} {seed}")))
-    return parse_spec(made.to_dict() | {"architectures": [CONFIGS[family].replace("Config", "ForCausalLM")]})
+    return parse_spec(made.to_dict() | {"architectures": None})
+
+
+def modules_of(family: str) -> list[str]:
+    """Name the linear modules of a layer, without what they are within."""
+    model_type = getattr(libraries()[0], CONFIGS[family]).model_type
+    modules = next(one.modules for one in SERVED if one.model_type == model_type)
+    return [name.rpartition(".")[2] for name in modules]
 
 
 def random_config(family: str, rng: random.Random) -> dict[str, Any]:
@@ -143,27 +153,49 @@ def random_config(family: str, rng: random.Random) -> dict[str, Any]:
         "tie_word_embeddings": rng.random() < 0.5,
         "rope_parameters": random_rope(family, rng),
     }
-    if family == "qwen2":  # its head size always follows from the hidden size
-        config["hidden_size"] = config.pop("head_dim") * kv_heads * group
+    if family in ("qwen2", "phi3"):  # the head size always follows from the hidden size
+        config["hidden_size"] = config["head_dim"] * kv_heads * group
+    if family == "phi3" and rng.random() < 0.6:
+        config["rope_parameters"] |= random_factors(config["head_dim"], config["rope_parameters"], rng)
+    if family in ("qwen2", "phi3"):
+        del config["head_dim"]
     return config | random_windows(family, rng, layers) | random_extras(family, rng, layers)
 
 
 def random_rope(family: str, rng: random.Random) -> dict[str, Any]:
-    rope = {"rope_theta": rng.choice((500.0, 10_000.0, 1_000_000.0))}
-    match rng.choice(("default", "linear", "llama3")) if family == "llama" else "default":
+    rope = {"rope_theta": rng.choice((500.0, 10_000.0, 1_000_000.0)), "rope_type": "default"}
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}
+    if family in ("olmo3", "gemma3"):
+        other = {"rope_type": "default", "rope_theta": rng.choice((100.0, 3000.0))}
+        return {"full_attention": rope | (yarn if family == "olmo3" else {}), "sliding_attention": other}
+    if family == "ministral3":
+        return rope | yarn | {"llama_4_scaling_beta": rng.choice((0.1, 0.7))}
+    match rng.choice(("default", "linear", "llama3", "yarn")) if family in ("llama", "olmo2") else "default":
         case "linear":
             return rope | {"rope_type": "linear", "factor": 2.0}
         case "llama3":
             return rope | {"rope_type": "llama3", "factor": 8.0, **LLAMA3}
+        case "yarn":
+            return rope | yarn
         case _:
-            return rope | {"rope_type": "default"}
+            return rope | ({"partial_rotary_factor": rng.choice((0.5, 0.75))} if family == "phi3" else {})
+
+
+def random_factors(head_dim: int, rope: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Draw LongRoPE's factors, of texts of up to 40 tokens and of longer ones."""
+    count = int(head_dim * rope["partial_rotary_factor"]) // 2
+    short, long = ([rng.uniform(*bounds) for _ in range(count)] for bounds in ((1.0, 1.5), (2.0, 6.0)))
+    return {"rope_type": "longrope", "short_factor": short, "long_factor": long}
 
 
 def random_windows(family: str, rng: random.Random, layers: int) -> dict[str, Any]:
     window = rng.choice((1, 5, 16, 23))
     match family:
-        case "mistral":
+        case "mistral" | "phi3" | "starcoder2" | "ministral3":
             return {"sliding_window": rng.choice((None, window, window))}
+        case "gemma2" | "gemma3" | "olmo3":
+            kinds = [rng.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
+            return {"sliding_window": window, "layer_types": kinds}
         case "qwen2" | "qwen3":
             used = {"use_sliding_window": True, "sliding_window": window}
             kinds = [rng.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
@@ -174,10 +206,27 @@ def random_windows(family: str, rng: random.Random, layers: int) -> dict[str, An
 
 def random_extras(family: str, rng: random.Random, layers: int) -> dict[str, Any]:
     match family:
-        case "granite":
+        case "granite" | "granite4":
             numbers = {"embedding": (0.5, 6.0), "attention": (0.05, 0.4), "residual": (0.3, 1.4)}
             drawn = {f"{name}_multiplier": rng.uniform(*bounds) for name, bounds in numbers.items()}
-            return drawn | {"logits_scaling": rng.choice((0.7, 1.0, 2.0))}
+            drawn |= {"logits_scaling": rng.choice((0.7, 1.0, 2.0)), "attention_bias": rng.random() < 0.5}
+            if family == "granite":
+                return drawn | {"mlp_bias": rng.random() < 0.5}
+            hybrid = {"layer_types": ["full_attention"] * layers, "num_local_experts": 0, "mamba_n_heads": 2}
+            inner, rope = 16 * rng.randint(2, 9), rng.choice(("rope", None))
+            return drawn | hybrid | {"shared_intermediate_size": inner, "position_embedding_type": rope}
+        case "gemma2" | "gemma3":
+            caps = {"final_logit_softcapping": rng.choice((None, 8.0, 30.0))}
+            caps |= {"attn_logit_softcapping": rng.choice((None, 2.0, 50.0))} if family == "gemma2" else {}
+            return caps | {"query_pre_attn_scalar": rng.choice((8, 24)), "attention_bias": rng.random() < 0.3}
+        case "ministral3":
+            return {"pad_token_id": None}
+        case "phi3":
+            return {"pad_token_id": None, "original_max_position_embeddings": 40}
+        case "starcoder2":
+            return {"norm_epsilon": rng.choice((1e-5, 1e-3)), "use_bias": rng.random() < 0.7}
+        case "llama":
+            return {"attention_bias": rng.random() < 0.5, "mlp_bias": rng.random() < 0.5}
         case "smollm3":
             flags = [1, *(rng.randint(0, 1) for _ in range(layers - 1))]
             return {"pad_token_id": None} | rng.choice(({"no_rope_layer_interval": 2}, {"no_rope_layers": flags}))
@@ -185,9 +234,9 @@ def random_extras(family: str, rng: random.Random, layers: int) -> dict[str, Any
             return {}
 
 
-def random_adapter(rng: random.Random, index: int) -> dict[str, Any]:
+def random_adapter(rng: random.Random, index: int, modules: list[str]) -> dict[str, Any]:
     """Draw an adapter: the first targets everything by one rank; others any subset, with patterns, in some layers."""
-    targets = rng.sample(PROJECTIONS, rng.randint(1, 7)) if index else list(PROJECTIONS)
+    targets = rng.sample(modules, rng.randint(1, len(modules))) if index else modules
     rank = rng.choice(RANKS)
     config: dict[str, Any] = {"r": rank, "lora_alpha": rng.choice((rank, 2 * rank)), "use_rslora": rng.random() < 0.3}
     match rng.choice(("list", "regex", "patterns", "layers")) if index else "list":
@@ -211,13 +260,18 @@ def write_base(
     torch.manual_seed(seed)
     made = getattr(transformers, CONFIGS[family])(initializer_range=0.15, **config)
     model = transformers.AutoModelForCausalLM.from_config(made)
+    spread(model)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
+
+
+def spread(model: Any) -> None:
+    """Draw norms and biases, which would be all alike."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
                 weight.copy_(1.0 + 0.3 * torch.randn_like(weight))
             elif name.endswith(".bias"):
                 weight.copy_(0.5 * torch.randn_like(weight))
-    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
 
 
 def write_adapters(folder: Path, adapters: Iterable[Mapping[str, Any]], seed: int) -> OracleModel:
@@ -229,16 +283,21 @@ def write_adapters(folder: Path, adapters: Iterable[Mapping[str, Any]], seed: in
         names.append(f"a{i}")
         torch.manual_seed(1000 + seed + i)
         made = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config))
-        with torch.no_grad():
-            for key, weight in made.named_parameters():
-                if "lora_B" in key:
-                    weight.copy_(torch.randn_like(weight) * 0.3 / weight.shape[1] ** 0.5)
-                elif "lora_A" in key:
-                    weight.copy_(torch.randn_like(weight) / weight.shape[1] ** 0.5)
+        spread_adapter(made)
         made.create_or_update_model_card = lambda _: None  # a third of the time, and nothing reads it
         made.save_pretrained(folder / names[-1])
         base = made.unload()
     return OracleModel(folder, tuple(names))
+
+
+def spread_adapter(made: Any) -> None:
+    """Draw an adapter's weights, whose effects are as large as the base's own projections."""
+    with torch.no_grad():
+        for key, weight in made.named_parameters():
+            if "lora_B" in key:
+                weight.copy_(torch.randn_like(weight) * 0.3 / weight.shape[1] ** 0.5)
+            elif "lora_A" in key:
+                weight.copy_(torch.randn_like(weight) / weight.shape[1] ** 0.5)
 
 
 def load_peft(folder: Path, adapters: Sequence[str]) -> Any:
@@ -284,6 +343,7 @@ class _Sequence:
     tokens: list[int]
     slot: int | None
     pages: tuple[int, ...]
+    long: bool
     position: int = 0
 
 
@@ -304,7 +364,8 @@ class Rows:
         n_pages = -(-(len(tokens) + room) // self._page_tokens)
         pages = tuple(self._free.pop() for _ in range(n_pages))
         slot = self._model.adapters.index(adapter) if adapter else None
-        self._sequences[key] = _Sequence(list(tokens), slot, pages)
+        long = (most := self._model.spec.short_tokens) is not None and len(tokens) + room > most
+        self._sequences[key] = _Sequence(list(tokens), slot, pages, long)
 
     def left(self, key: str) -> int:
         sequence = self._sequences[key]
@@ -321,7 +382,8 @@ class Rows:
         for key, count in counts.items():
             sequence = self._sequences[key]
             here = sequence.tokens[sequence.position : sequence.position + count]
-            rows.append(StepRow(len(tokens), len(tokens) + count, sequence.position, sequence.pages, samples=True))
+            end, position = len(tokens) + count, sequence.position
+            rows.append(StepRow(len(tokens), end, position, sequence.pages, samples=True, long=sequence.long))
             tokens += here
             slots += [sequence.slot] * count
             sequence.position += count

@@ -29,7 +29,8 @@ from weft.artifacts.digest import FileEntry, build_manifest
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
 from weft.domain.machine import Connected, Kind, Peer, Received
-from weft.domain.model.config import ModelSpec, parse_spec
+from weft.domain.model.config import parse_spec
+from weft.domain.model.spec import ModelSpec
 from weft.domain.request import SessionHello, Start, Stop
 from weft.domain.runner import RunnerOrder
 from weft_runner.core import Batch, BatchLimits, PoolLimits, Runner, Search

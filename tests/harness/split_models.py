@@ -21,7 +21,10 @@ SIZES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.4,
         "attention_multiplier": 0.2,
         "logits_scaling": 2.0,
+        "attention_bias": True,
+        "mlp_bias": True,
     },
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 11, "query_pre_attn_scalar": 16},
     "smollm3": {"num_key_value_heads": 2, "no_rope_layers": [1, 0, 1], "pad_token_id": None},
 }
 ADAPTERS: tuple[dict[str, Any], ...] = (

@@ -6,7 +6,7 @@ pages and activations are meta tensors: a launcher asks for shapes, types, strid
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -66,6 +66,17 @@ LLAMA = tables.Layout(
     ),
     max_rank=64,
 )
+PHI = tables.Layout(  # 32 heads of 96
+    LAYERS,
+    (
+        tables.SiteShape(3072, (3072, 3072, 3072)),
+        tables.SiteShape(3072, (3072,)),
+        tables.SiteShape(3072, (8192, 8192)),
+        tables.SiteShape(8192, (3072,)),
+    ),
+    max_rank=64,
+)
+UNGATED = replace(LLAMA, sites=(*LLAMA.sites[:GATE_UP], tables.SiteShape(HIDDEN, (INNER,)), LLAMA.sites[DOWN]))
 SMALL = tables.Layout(
     2,
     (
@@ -136,26 +147,26 @@ def _int4(rows: int, n_out: int, dtype: torch.dtype | None = None) -> None:
 
 def _decode(
     splits: int, *, kv_heads: int = KV_HEADS, heads: int = HEADS, dim: int = HEAD_DIM, layer: int = 0, window: int = 0,
-    dtype: torch.dtype = torch.bfloat16,
+    cap: float = 0.0, dtype: torch.dtype = torch.bfloat16,
 ) -> None:  # fmt: skip
     n, ints = 64, torch.int32
     out, q = meta(n, heads * dim, dtype=dtype), meta(n, heads, dim, dtype=dtype)
     attention.prepare_decode(
         out, q, meta(1024, LAYERS, 2, kv_heads, PAGE, dim, dtype=dtype), meta(n, 4, dtype=ints), meta(4096, dtype=ints),
-        meta(n, dtype=ints), window=window, scale=dim**-0.5, splits=splits,
+        meta(n, dtype=ints), window=window, scale=dim**-0.5, cap=cap, splits=splits,
         scratch=attention.DecodeScratch.make(n, heads, splits, dim, "meta"),
     )(out, q, layer)  # fmt: skip
 
 
 def _prefill(
     block_m: int, *, kv_heads: int = KV_HEADS, heads: int = HEADS, dim: int = HEAD_DIM, layer: int = 0, window: int = 0,
-    dtype: torch.dtype = torch.bfloat16,
+    cap: float = 0.0, dtype: torch.dtype = torch.bfloat16,
 ) -> None:  # fmt: skip
     tokens, ints = 2048, torch.int32
     out, q = meta(tokens, heads * dim, dtype=dtype), meta(tokens, heads, dim, dtype=dtype)
     attention.prepare_prefill(
         out, q, meta(1024, LAYERS, 2, kv_heads, PAGE, dim, dtype=dtype), meta(4, 4, dtype=ints), meta(4096, dtype=ints),
-        meta(tokens // block_m, 2, dtype=ints), window=window, scale=dim**-0.5, block_m=block_m,
+        meta(tokens // block_m, 2, dtype=ints), window=window, scale=dim**-0.5, cap=cap, block_m=block_m,
     )(out, q, layer)  # fmt: skip
 
 
@@ -173,8 +184,9 @@ def _pending(
 
 
 def _rope_write(
-    layout: tables.Layout, tokens: int, block_m: int, *, layer: int = 0, dim: int = HEAD_DIM, norm: bool = False,
-    pending: bool = True, shifted: bool = False,
+    layout: tables.Layout, tokens: int, block_m: int, *, layer: int = 0, dim: int = HEAD_DIM, rotated: int = 0,
+    long: bool = False, growth: tuple[float, int] = (0.0, 1), norm: bool = False, pending: bool = True,
+    shifted: bool = False,
 ) -> None:  # fmt: skip
     heads, kv_heads = (width // dim for width in layout.sites[QKV].widths[:2])
     norms = [meta(dim, dtype=torch.float32) if norm else None for _ in range(2)]
@@ -183,26 +195,43 @@ def _rope_write(
     left = _pending(layout, QKV, chunked, tokens, layer) if pending else None
     fused.prepare_rope_write(
         q, kv, qkv, _table(64, 4, shifted=shifted), _table(4096, shifted=shifted), _table(tokens, shifted=shifted),
-        chunked, meta(8192, 2, dim // 2, dtype=torch.float32), 1e-5, left,
+        chunked, meta(8192, 2, (rotated or dim) // 2, dtype=torch.float32),
+        meta(64, dtype=torch.int32) if long else None, 1e-5, left, growth,
     )(q, qkv, *norms, layer, *lora.expand_arguments(left))  # fmt: skip
 
 
-def _silu_mul(
-    layout: tables.Layout, tokens: int, block_m: int, *, layer: int = 0, pending: bool = True, shifted: bool = False
-) -> None:
-    inner, chunked = layout.sites[GATE_UP].widths[0], _chunked(tokens, block_m, shifted=shifted)
-    out, gate_up = meta(tokens, inner), meta(tokens, 2 * inner)
+def _gate(
+    layout: tables.Layout, tokens: int, block_m: int, *, layer: int = 0, activation: str = "silu", pending: bool = True,
+    shifted: bool = False,
+) -> None:  # fmt: skip
+    widths, chunked = layout.sites[GATE_UP].widths, _chunked(tokens, block_m, shifted=shifted)
+    out, gate_up = meta(tokens, widths[0]), meta(tokens, sum(widths))
     left = _pending(layout, GATE_UP, chunked, tokens, layer) if pending else None
-    fused.prepare_silu_mul(out, gate_up, chunked, left)(out, gate_up, *lora.expand_arguments(left))
+    launch = fused.prepare_gate(out, gate_up, chunked, left, activation=activation)
+    launch(out, gate_up, *lora.expand_arguments(left))
 
 
 def _embed(hidden: int) -> None:
     fused.embed(meta(64, hidden, dtype=torch.float32), _table(64), meta(VOCAB, hidden))
 
 
-def _add_norm(rows: int, hidden: int, *, first: bool = False) -> None:
-    residual, weight = meta(rows, hidden, dtype=torch.float32), meta(hidden, dtype=torch.float32)
-    fused.prepare_add_norm(residual, 1e-5)(meta(rows, hidden), None if first else meta(rows, hidden), weight)
+def _add_norm(rows: int, hidden: int, *, first: bool = False, normed: bool = True, layer_norm: bool = False) -> None:
+    residual = meta(rows, hidden, dtype=torch.float32)
+    weight = meta(*([2] if layer_norm else []), hidden, dtype=torch.float32) if normed else None
+    launch = fused.prepare_add_norm(residual, 1e-5, layer_norm=layer_norm)
+    launch(meta(rows, hidden), None if first else meta(rows, hidden), weight)
+
+
+def _norm(rows: int, hidden: int) -> None:
+    y = meta(rows, hidden)
+    fused.prepare_norm(y, 1e-5)(meta(rows, hidden), y, meta(hidden, dtype=torch.float32))
+
+
+def _norm_heads(rows: int) -> None:
+    qkv, (q, k) = meta(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM), (n * HEAD_DIM for n in (HEADS, KV_HEADS))
+    fused.prepare_norm_heads(qkv, HEADS, KV_HEADS, 1e-5)(
+        qkv, meta(q, dtype=torch.float32), meta(k, dtype=torch.float32)
+    )
 
 
 # ---- sampling
@@ -247,6 +276,8 @@ LONG: Sequence[int] = ()
 BOTH, QKV_ONLY, DOWN_ONLY = (QKV, DOWN), (QKV,), (DOWN,)
 SHOWN_LAYERS = (0, 1, 2, 16, 31)
 SHIFTED: Any = [{"layer": layer, "shifted": layer % 2 == 1} for layer in SHOWN_LAYERS]
+HEADS_OF_96: Any = {"kv_heads": 32, "heads": 32, "dim": 96}
+GEMMA: Any = {"kv_heads": 4, "heads": 8, "dim": 256, "cap": 50.0}
 TINY: Any = {"kv_heads": 3, "heads": 9, "dim": 64}  # a group of 3, as of tiny models
 FP32 = torch.float32
 
@@ -279,6 +310,8 @@ CASES = (
     Case("decode_8_splits", {"_decode_kernel": TILED}, lambda: _decode(8)),
     Case("decode_window", {"_decode_kernel": TILED}, lambda: _decode(1, window=4096)),
     Case("decode_any_layer", {"_decode_kernel": TILED}, lambda: [_decode(1, layer=i) for i in SHOWN_LAYERS], once=True),
+    Case("decode_heads_of_96", {"_decode_kernel": TILED}, lambda: _decode(8, **HEADS_OF_96)),
+    Case("decode_capped", {"_decode_kernel": TILED}, lambda: _decode(8, **GEMMA)),
     Case("decode_small", {"_decode_kernel": TILED}, lambda: _decode(2, **TINY)),
     Case("decode_fp32", {"_decode_kernel": shows(WIDE)}, lambda: _decode(2, **TINY, dtype=FP32), may_spill=True),
     Case("prefill_tile_64", {"_prefill_kernel": TILED}, lambda: _prefill(64 // (HEADS // KV_HEADS)), usual=LONG),
@@ -286,6 +319,10 @@ CASES = (
     Case("prefill_window", {"_prefill_kernel": TILED}, lambda: _prefill(BLOCK, window=4096)),
     Case("prefill_any_layer", {"_prefill_kernel": TILED}, lambda: [_prefill(BLOCK, layer=i) for i in SHOWN_LAYERS],
          once=True),
+    Case("prefill_heads_of_96", {"_prefill_kernel": TILED},
+         lambda: _prefill(attention.prefill_block(32, 32, 96, torch.bfloat16), **HEADS_OF_96, window=2047)),
+    Case("prefill_capped", {"_prefill_kernel": TILED},
+         lambda: _prefill(attention.prefill_block(8, 4, 256, torch.bfloat16), **GEMMA, window=4096)),
     Case("prefill_small", {"_prefill_kernel": TILED},
          lambda: _prefill(attention.prefill_block(9, 3, 64, torch.bfloat16), **TINY)),
     Case("prefill_fp32", {"_prefill_kernel": shows(WIDE)},
@@ -294,6 +331,9 @@ CASES = (
     Case("embed", {"_embed": shows()}, lambda: [_embed(hidden) for hidden in (HIDDEN, 96)]),
     Case("add_norm", {"_add_norm": shows(WIDE)}, lambda: [_add_norm(64, HIDDEN, first=x) for x in (True, False)]),
     Case("add_norm_small", {"_add_norm": shows()}, lambda: _add_norm(7, 96)),
+    Case("norms_of_families", {"_add_norm": shows(WIDE), "_norm_heads": shows(WIDE)},
+         lambda: [_norm(64, HIDDEN), _add_norm(64, HIDDEN, normed=False), _add_norm(64, HIDDEN, layer_norm=True),
+                  _norm_heads(64)]),
     Case("rope_write", {"_rope_write": shows(WIDE)},
          lambda: [_rope_write(LLAMA, *shape, pending=False) for shape in ((64, 16), (2048, 64))]),
     Case("rope_write_decode", {"_rope_write": TILED}, lambda: _rope_write(LLAMA, 64, 16), usual=(80, 90)),
@@ -304,16 +344,23 @@ CASES = (
     Case("rope_write_normed", {"_rope_write": TILED}, lambda: _rope_write(LLAMA, 2048, 64, norm=True)),
     Case("rope_write_any_layer", {"_rope_write": TILED}, lambda: [_rope_write(LLAMA, 64, 16, **x) for x in SHIFTED],
          once=True),
+    Case("rope_write_heads_of_96", {"_rope_write": TILED},
+         lambda: [_rope_write(PHI, *shape, dim=96) for shape in ((64, 16), (2048, 64))]),
+    Case("rope_write_partial", {"_rope_write": TILED}, lambda: _rope_write(LLAMA, 2048, 64, rotated=96, long=True)),
+    Case("rope_write_growing", {"_rope_write": TILED}, lambda: _rope_write(LLAMA, 64, 16, growth=(0.1, 8192))),
     Case("rope_write_small", {"_rope_write": TILED}, lambda: _rope_write(SMALL, 7, 16, dim=16)),
-    Case("silu_mul", {"_silu_mul": shows(WIDE)},
-         lambda: [_silu_mul(LLAMA, *shape, pending=False) for shape in ((64, 16), (2048, 64))]),
-    Case("silu_mul_decode", {"_silu_mul": TILED}, lambda: _silu_mul(LLAMA, 64, 16)),
-    Case("silu_mul_prefill_64", {"_silu_mul": TILED}, lambda: _silu_mul(LLAMA, 2048, 64)),
-    Case("silu_mul_prefill_128", {"_silu_mul": TILED}, lambda: _silu_mul(LLAMA, 8192, 128), usual=LONG),
-    Case("silu_mul_128", {"_silu_mul": shows(WIDE)}, lambda: _silu_mul(LLAMA, 8192, 128, pending=False), usual=LONG),
-    Case("silu_mul_any_layer", {"_silu_mul": TILED}, lambda: [_silu_mul(LLAMA, 64, 16, **x) for x in SHIFTED],
+    Case("gate", {"_gate": shows(WIDE)},
+         lambda: [_gate(LLAMA, *shape, pending=False) for shape in ((64, 16), (2048, 64))]),
+    Case("gate_decode", {"_gate": TILED}, lambda: _gate(LLAMA, 64, 16)),
+    Case("gate_prefill_64", {"_gate": TILED}, lambda: _gate(LLAMA, 2048, 64)),
+    Case("gate_prefill_128", {"_gate": TILED}, lambda: _gate(LLAMA, 8192, 128), usual=LONG),
+    Case("gate_128", {"_gate": shows(WIDE)}, lambda: _gate(LLAMA, 8192, 128, pending=False), usual=LONG),
+    Case("gate_any_layer", {"_gate": TILED}, lambda: [_gate(LLAMA, 64, 16, **x) for x in SHIFTED],
          once=True),
-    Case("silu_mul_small", {"_silu_mul": TILED}, lambda: _silu_mul(SMALL, 7, 16), usual=LONG),
+    Case("gate_gelu", {"_gate": TILED}, lambda: _gate(LLAMA, 2048, 64, activation="gelu")),
+    Case("gate_ungated", {"_gate": TILED},
+         lambda: [_gate(UNGATED, *shape, activation="gelu") for shape in ((64, 16), (2048, 64))]),
+    Case("gate_small", {"_gate": TILED}, lambda: _gate(SMALL, 7, 16), usual=LONG),
     Case("argmax", {"_likeliest_of_shares": shows(WIDE), "_likeliest": shows()}, _argmax),
     Case("shift", {"_shift": shows(EXACT)}, lambda: [_shift(n) for n in (1, 16, 300)], once=True),
     Case("mask", {"_mask": shows()}, _mask, once=True),

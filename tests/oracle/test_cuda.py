@@ -25,7 +25,10 @@ BF16_TOLERANCE = 0.3  # as in `test_bf16`: logits here are up to 15
 SCRIPT = ((33, 20, 12, 30, 9), (1, 1, 1, 1, 1), (1, 7, 1, 2, 16), (1, 1, 1, 1, 1))  # tokens of each sequence in a step
 # Small ones, that have together: query heads that share kv heads and kv heads that do not, windows in all, some and no
 # layers, adapters of rank 1 and 64, tied and untied heads.
-SEEDS = {"llama": 0, "mistral": 10, "qwen2": 13, "qwen3": 5, "granite": 0, "smollm3": 0}
+SEEDS = {
+    "llama": 0, "mistral": 10, "qwen2": 13, "qwen3": 5, "granite": 0, "smollm3": 0, "olmo2": 13, "olmo3": 8,
+    "gemma2": 14, "gemma3": 14, "phi3": 11, "starcoder2": 7, "granite4": 11,
+}  # fmt: skip
 
 
 SMALLEST = "qwen2"

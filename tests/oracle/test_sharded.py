@@ -23,7 +23,10 @@ class Pair(NamedTuple):
     ranks: TensorParallelExecutor
 
 
-@pytest.fixture(scope="module", params=["llama", pytest.param("mistral", marks=pytest.mark.long), "qwen2", "qwen3"])
+LONG = [pytest.param(family, marks=pytest.mark.long) for family in ("mistral", "gemma2")]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "granite", *LONG])  # Granite has biases everywhere
 def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model = written(tmp_path_factory.mktemp("model"), request.param)
     alone = reference_executor(model, PAGES, PAGE_TOKENS)

@@ -110,7 +110,7 @@ def epoch_twice(patch: pytest.MonkeyPatch) -> None:
 def shared_across_adapters(patch: pytest.MonkeyPatch) -> None:
     """Let requests of different adapters share prefix pages."""
     name = PrefixReuse.chain
-    patch.setattr(PrefixReuse, "chain", lambda self, start: name(self, replace(start, adapter="")))
+    patch.setattr(PrefixReuse, "chain", lambda self, start, long: name(self, replace(start, adapter=""), long=long))
 
 
 def disordered_prefix(patch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ import numpy as np
 
 from weft.artifacts.adapter_config import AdapterConfig
 from weft.domain.model.adapter import AdaptedModule
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.errors import Reason, Refused
 from weft.domain.model.safetensors import Header, check_dtype, dtype_name
-from weft.domain.model.tensors import PROJECTIONS, check_model_tensors, linear_modules, some_of
+from weft.domain.model.spec import ModelSpec
+from weft.domain.model.tensors import INNER, check_model_tensors, linear_modules, some_of
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.text import quoted
 
@@ -72,28 +72,30 @@ def verdict_of(
     config: AdapterConfig, modules: tuple[AdaptedModule, ...], spec: ModelSpec, size_bytes: int
 ) -> AdapterVerdict:
     """Summarise a verified adapter; `size_bytes` is of all its files."""
-    changed = {module.projection for module in modules}
+    changed = {module.module.rpartition(".")[2] for module in modules}
     return AdapterVerdict(
         rank=max(module.rank for module in modules),
         alpha=config.alpha,
-        target_modules=tuple(name for name in PROJECTIONS if name in changed),
+        target_modules=tuple(name for of in spec.family.modules if (name := of.partition(".")[2]) in changed),
         size_bytes=size_bytes,
         dtype=dtype_name({tensor.dtype for module in modules for tensor in (module.a, module.b)}),
         base_model=config.base_model or "",
-        warnings=(*config.remarks, *_differences(config, {module.module for module in modules}, spec)),
+        warnings=(*config.remarks, *_differences(config, modules, spec)),
     )
 
 
-def _differences(config: AdapterConfig, adapted: set[str], spec: ModelSpec) -> Iterator[str]:
-    """List what the configuration says of modules and the tensors do not bear out."""
-    linear = list(linear_modules(spec))
+def _differences(config: AdapterConfig, modules: tuple[AdaptedModule, ...], spec: ModelSpec) -> Iterator[str]:
+    """List what the configuration says of modules, by their names in training, and the tensors do not bear out."""
+    adapted = {module.trained for module in modules}
+    within = modules[0].trained.removesuffix(modules[0].module.removeprefix(INNER))
+    linear = [(within + name.removeprefix(INNER), layer) for name, layer, _ in linear_modules(spec)]
     if config.selects is not None:
-        selected = {name for name, layer, _ in linear if config.selects(name, layer)}
+        selected = {name for name, layer in linear if config.selects(name, layer)}
         if more := adapted - selected:
             yield f"the file has {some_of(more)}, which adapter_config.json does not select: served as the file has it"
         if fewer := selected - adapted:
             yield f"the file has nothing for {some_of(fewer)}, which adapter_config.json selects"
-    known = {name.split(".", at)[at] for name, _, _ in linear for at in range(name.count(".") + 1)}
+    known = {name.split(".", at)[at] for name, _ in linear for at in range(name.count(".") + 1)}
     if strange := {quoted(name) for name in config.target_names if name not in known}:
         yield f"target_modules has names of no linear layer that is adapted here: {some_of(strange)}"
     patterns = [*config.ranks, *config.alphas]

@@ -34,7 +34,8 @@ from weft.domain.limits import LimitRule
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 
 MAX_ENTRIES = 500  # of a kind in one message of routes: it keeps a gateway's event loop for 2 ms
-ToolCallParserName = Literal["hermes", "llama3_json", "mistral"]  # how models write calls of tools, by vLLM's names
+# How models write calls of tools, by vLLM's names.
+ToolCallParserName = Literal["hermes", "llama3_json", "mistral", "granite", "phi4_mini_json", "olmo3"]
 V = TypeVar("V")
 SomePool = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a pool's name")]
 RunnerName = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a runner's name")]

@@ -7,8 +7,9 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 12
+ABI = 13
 BF16, FP32, INT8, INT4 = range(4)
+ACTIVATIONS = {"silu": 0, "gelu": 1}
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}  # of weights, by the name of their format
 LOST = -4
 ATTENTION_BLOCK = 64  # keys that attention reads at a time: kBlock of attention.h
@@ -37,9 +38,19 @@ class Layer(Structure):
     """`weft_layer`."""
 
     _fields_ = [
-        *_fields(c_void_p, "attention_norm mlp_norm q_norm k_norm"),
+        *_fields(c_void_p, "attention_norm attention_post_norm mlp_norm mlp_post_norm q_norm k_norm"),
         *_fields(Matrix, "qkv o gate_up down"),
-        *_fields(c_int32, "window fixed"),
+        *_fields(c_int32, "window rope"),
+    ]
+
+
+class Rope(Structure):
+    """`weft_rope`."""
+
+    _fields_ = [
+        *_fields(c_void_p, "inverse_frequency long_frequency"),
+        *_fields(c_float, "factor"),
+        *_fields(c_int32, "size"),
     ]
 
 
@@ -66,12 +77,11 @@ class ModelStruct(Structure):
         *_fields(POINTER(Layer), "layer"),
         *_fields(c_void_p, "embedding norm"),
         *_fields(Matrix, "head"),
-        *_fields(c_void_p, "inverse_frequency kv"),
-        *_fields(c_int32, "embedding_kind page_tokens"),
-        *_fields(c_float, "rope_scale"),
-        *_fields(c_int32, "kv_kind"),
-        *_fields(c_float, "embedding_scale residual_scale query_scale"),
-        *_fields(c_int32, "reserved"),
+        *_fields(POINTER(Rope), "rope"),
+        *_fields(c_void_p, "kv"),
+        *_fields(c_int32, "embedding_kind page_tokens ropes kv_kind"),
+        *_fields(c_float, "embedding_scale residual_scale query_scale score_cap logit_cap query_growth"),
+        *_fields(c_int32, "growth_tokens activation gated layer_norm row_norms"),
         ("ranks", POINTER(RanksStruct)),
         ("scores", c_void_p),
         ("score_positions", c_int64),
@@ -98,7 +108,7 @@ class LoraSiteStruct(Structure):
 class RowStruct(Structure):
     """`weft_row`: the tokens of one sequence in a step."""
 
-    _fields_ = _fields(c_int32, "start end position page_offset")
+    _fields_ = _fields(c_int32, "start end position page_offset long_text")
 
 
 class SegmentStruct(Structure):

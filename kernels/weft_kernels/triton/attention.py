@@ -20,6 +20,7 @@ Shapes, the same everywhere:
 A token at position p sees keys [p - window + 1, p], window 0: [0, p]. What lies in pages outside of a row's visible
 keys is never loaded, so it may be anything, NaN too. A row's result depends on its own tokens, pages and the launch
 constants, not on what else is in the step. Sums and maxima are fp32; fp32 inputs are multiplied in fp32, not tf32.
+Where a cap c is given, each score s is c tanh(s / c). A D that is no power of two is padded to one inside (D up).
 """
 
 import math
@@ -76,6 +77,7 @@ def prepare_decode(
     splits: int,
     scratch: DecodeScratch,
     usual: int | None = None,
+    cap: float = 0.0,
 ) -> Launch:
     """Prepare launches with (out, q, layer).
 
@@ -93,7 +95,8 @@ def prepare_decode(
     assert n * kv_heads <= scratch.arrived.numel(), (n, kv_heads, scratch.arrived.shape)
     kernel = prepared(
         _decode_kernel, LAYERS=layers, KV_HEADS=kv_heads, GROUP=heads // kv_heads, P=page_tokens, D=dim, WINDOW=window,
-        SPLITS_UP=next_power_of_2(splits), **decode_config(heads // kv_heads, dim, kv.dtype.itemsize),
+        CAP=cap * _LOG2_E, SPLITS_UP=next_power_of_2(splits),
+        **decode_config(heads // kv_heads, next_power_of_2(dim), kv.dtype.itemsize),
     )  # fmt: skip
     return kernel.bound(
         (splits, kv_heads, n), scratch.partial, scratch.log_sum, scratch.arrived, kv, rows, pages, picked,
@@ -112,6 +115,7 @@ def prepare_prefill(
     window: int,
     scale: float,
     block_m: int,
+    cap: float = 0.0,
 ) -> Launch:
     """Prepare launches with (out, q, layer).
 
@@ -124,7 +128,7 @@ def prepare_prefill(
     group = heads // kv_heads
     kernel = prepared(
         _prefill_kernel, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
-        TOKENS=block_m, **prefill_config(block_m * group, dim, kv.dtype.itemsize),
+        CAP=cap * _LOG2_E, TOKENS=block_m, **prefill_config(block_m * group, next_power_of_2(dim), kv.dtype.itemsize),
     )  # fmt: skip
     return kernel.bound((kv_heads, n, 1), kv, rows, pages, tiles, scale * _LOG2_E)
 
@@ -160,7 +164,7 @@ def prefill_block(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> in
     """
     rows = 128 if dim <= 128 else 64
     if dtype == torch.float32:
-        rows = min(64, max(_MIN_ROWS, 2048 // dim))
+        rows = min(64, max(_MIN_ROWS, 2048 // next_power_of_2(dim)))
     return max(1, rows // (heads // kv_heads))
 
 
@@ -212,8 +216,9 @@ def _check(
     assert out.shape == (tokens, heads * dim), (out.shape, q.shape)
     assert (halves, kv_dim, kv.dtype) == (2, dim, q.dtype), (kv.shape, kv.dtype, q.shape, q.dtype)
     assert heads % kv_heads == 0, (heads, kv_heads)
-    assert min(dim, page_tokens) >= 16, (dim, page_tokens)
-    assert dim.bit_count() == page_tokens.bit_count() == 1, (dim, page_tokens)
+    assert dim % 16 == 0, dim
+    assert page_tokens >= 16, page_tokens
+    assert page_tokens.bit_count() == 1, page_tokens
 
 
 # ---- device code
@@ -221,10 +226,10 @@ def _check(
 
 @triton.jit
 def _attend(
-    acc,  # fp32 [M, D], not yet divided by `total`
+    acc,  # fp32 [M, D up], not yet divided by `total`
     top,  # fp32 [M], largest score so far, in base 2
     total,  # fp32 [M], sum of 2^(score - top)
-    q,  # [M, D]
+    q,  # [M, D up]
     positions,  # int32 [M]
     keys,  # this layer's and head's in page 0
     pages,  # the row's first
@@ -233,10 +238,12 @@ def _attend(
     high,
     MASKED: tl.constexpr,  # False: all of [begin, end) is visible from every position, and whole blocks
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, P: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+    CAP: tl.constexpr,  # of scores in base 2; 0: none
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Go on with the online softmax over keys [begin, end), a block of BLOCK_N at a time."""
-    columns = tl.arange(0, D)
+    D_UP: tl.constexpr = triton.next_power_of_2(D)
+    columns = tl.arange(0, D_UP)
     inside = tl.arange(0, BLOCK_N)
     ids = tl.load(pages + (begin + inside) // P, mask=begin + inside < high, other=0)
     for block in range(begin, end, BLOCK_N):
@@ -248,13 +255,19 @@ def _attend(
             stored = tokens < high
             if WINDOW:
                 stored &= tokens >= low
-            k = tl.load(k_at, mask=stored[:, None], other=0.0)
-            v = tl.load(v_at, mask=stored[:, None], other=0.0)  # weight 0 is not enough: 0 * NaN
+            held = _with_columns(stored[:, None], columns, D)
+            k = tl.load(k_at, mask=held, other=0.0)
+            v = tl.load(v_at, mask=held, other=0.0)  # weight 0 is not enough: 0 * NaN
+        elif D_UP > D:
+            k = tl.load(k_at, mask=columns[None, :] < D, other=0.0)
+            v = tl.load(v_at, mask=columns[None, :] < D, other=0.0)
         else:
             k = tl.load(k_at)
             v = tl.load(v_at)
         ids = tl.load(pages + (tokens + BLOCK_N) // P, mask=tokens + BLOCK_N < high, other=0)
         scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale
+        if CAP > 0:
+            scores = CAP * (2.0 * tl.sigmoid(scores * (2.0 / CAP)) - 1.0)  # CAP tanh(scores / CAP)
         if MASKED:
             visible = tokens[None, :] <= positions[:, None]
             if WINDOW:
@@ -272,6 +285,14 @@ def _attend(
     return acc, top, total
 
 
+@triton.jit
+def _with_columns(mask, columns, D: tl.constexpr):
+    """Mask [M, 1] of rows -> of those and of the first D columns, where there are more."""
+    if columns.shape[0] > D:
+        mask &= columns[None, :] < D
+    return mask
+
+
 @triton.jit(do_not_specialize=["layer", "usual"])
 def _decode_kernel(
     partial,  # fp32 [n, heads, splits, D]
@@ -282,7 +303,7 @@ def _decode_kernel(
     scale,  # times log2(e)
     usual, out, q, layer,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
-    WINDOW: tl.constexpr, SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One token's `GROUP` heads of a kv head over one split of the context. Grid (splits, N, n)."""
     split, kv_head, index, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
@@ -295,7 +316,9 @@ def _decode_kernel(
     HEADS: tl.constexpr = KV_HEADS * GROUP
     heads = kv_head * GROUP + tl.arange(0, BLOCK_M)
     live = tl.arange(0, BLOCK_M) < GROUP
-    columns = tl.arange(0, D)
+    D_UP: tl.constexpr = triton.next_power_of_2(D)
+    columns = tl.arange(0, D_UP)
+    held = _with_columns(live[:, None], columns, D)
 
     # the splits share the blocks of the visible context, from the page in which it begins
     low = tl.maximum(0, position - WINDOW + 1) if WINDOW else 0
@@ -308,19 +331,19 @@ def _decode_kernel(
 
     here = (token.to(tl.int64) * HEADS + heads)[:, None] * D + columns[None, :]
     acc, top, total = _attend(
-        tl.zeros([BLOCK_M, D], tl.float32), tl.full([BLOCK_M], -float("inf"), tl.float32),
-        tl.zeros([BLOCK_M], tl.float32), tl.load(q + here, mask=live[:, None], other=0.0),
+        tl.zeros([BLOCK_M, D_UP], tl.float32), tl.full([BLOCK_M], -float("inf"), tl.float32),
+        tl.zeros([BLOCK_M], tl.float32), tl.load(q + here, mask=held, other=0.0),
         tl.full([BLOCK_M], 0, tl.int32) + position, kv + (layer * 2 * KV_HEADS + kv_head) * (P * D), pages, scale,
         begin + first * BLOCK_N, begin + last * BLOCK_N, low, position + 1,
         True,  # masks cost nothing beside the bytes
-        LAYERS, KV_HEADS, P, D, WINDOW, BLOCK_N,
+        LAYERS, KV_HEADS, P, D, WINDOW, CAP, BLOCK_N,
     )  # fmt: skip
     result = acc / total[:, None]
     if SPLITS_UP > 1:  # noqa: SIM102 (settled by the compiler, the next one by the device)
         if used > 1:
             at = (index * HEADS + heads) * splits
             parts = partial + at[:, None] * D + columns[None, :]
-            tl.store(parts + split * D, result, mask=live[:, None])
+            tl.store(parts + split * D, result, mask=held)
             tl.store(log_sum + at + split, top + tl.log2(total), mask=live)
             tl.debug_barrier()  # all threads have stored before one of them says so
             if tl.atomic_add(arrived + index * KV_HEADS + kv_head, 1, sem="acq_rel") < used - 1:
@@ -331,27 +354,27 @@ def _decode_kernel(
                 (index * HEADS + kv_head * GROUP) * splits, splits, used, GROUP, D, SPLITS_UP,
             )  # fmt: skip
             return
-    tl.store(out + here, result.to(out.dtype.element_ty), mask=live[:, None])
+    tl.store(out + here, result.to(out.dtype.element_ty), mask=held)
 
 
 @triton.jit
 def _join(out, partial, log_sum, first, splits, used, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_UP: tl.constexpr):
     """out [GROUP, D]: splits weighed by their shares of the sum of exponentials. Others wrote them: not from L1."""
     GROUP_UP: tl.constexpr = triton.next_power_of_2(GROUP)
-    head, columns, split = tl.arange(0, GROUP_UP), tl.arange(0, D), tl.arange(0, SPLITS_UP)
+    D_UP: tl.constexpr = triton.next_power_of_2(D)
+    head, columns, split = tl.arange(0, GROUP_UP), tl.arange(0, D_UP), tl.arange(0, SPLITS_UP)
     live = head < GROUP
+    held = _with_columns(live[:, None], columns, D)
     at = first + head * splits
     there = live[:, None] & (split < used)[None, :]
     sums = tl.load(log_sum + at[:, None] + split[None, :], mask=there, other=-float("inf"), cache_modifier=".cg")
     top = tl.where(live, tl.max(sums, 1), 0.0)
-    acc, total = tl.zeros([GROUP_UP, D], tl.float32), tl.sum(tl.exp2(sums - top[:, None]), 1)
+    acc, total = tl.zeros([GROUP_UP, D_UP], tl.float32), tl.sum(tl.exp2(sums - top[:, None]), 1)
     for i in tl.range(0, used, loop_unroll_factor=8):
         weight = tl.exp2(tl.load(log_sum + at + i, mask=live, other=0.0, cache_modifier=".cg") - top)
         part = partial + (at + i)[:, None] * D + columns[None, :]
-        acc += weight[:, None] * tl.load(part, mask=live[:, None], other=0.0, cache_modifier=".cg")
-    tl.store(
-        out + head[:, None] * D + columns[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=live[:, None]
-    )
+        acc += weight[:, None] * tl.load(part, mask=held, other=0.0, cache_modifier=".cg")
+    tl.store(out + head[:, None] * D + columns[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=held)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -361,7 +384,7 @@ def _prefill_kernel(
     scale,  # times log2(e)
     out, q, layer,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
-    WINDOW: tl.constexpr, TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """`TOKENS` tokens of a row times the `GROUP` heads of a kv head. Grid (N, n): a tile's heads start together."""
     kv_head, tile = tl.program_id(0), tl.program_id(1)
@@ -377,8 +400,11 @@ def _prefill_kernel(
     token = tl.arange(0, BLOCK_M) // GROUP
     heads = kv_head * GROUP + tl.arange(0, BLOCK_M) % GROUP
     live = token < tokens
-    here = (token * HEADS + heads)[:, None] * D + tl.arange(0, D)[None, :]
-    q_tile = tl.load(q + start.to(tl.int64) * (HEADS * D) + here, mask=live[:, None], other=0.0)
+    D_UP: tl.constexpr = triton.next_power_of_2(D)
+    columns = tl.arange(0, D_UP)
+    held = _with_columns(live[:, None], columns, D)
+    here = (token * HEADS + heads)[:, None] * D + columns[None, :]
+    q_tile = tl.load(q + start.to(tl.int64) * (HEADS * D) + here, mask=held, other=0.0)
     positions = position + token
     keys = kv + (layer * 2 * KV_HEADS + kv_head) * (P * D)
 
@@ -390,7 +416,7 @@ def _prefill_kernel(
     high = position + tokens
     low = tl.maximum(0, position - WINDOW + 1) if WINDOW else 0
     begin = low // P * P
-    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    acc = tl.zeros([BLOCK_M, D_UP], tl.float32)
     top = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     middle = begin
@@ -399,16 +425,16 @@ def _prefill_kernel(
         middle += tl.cdiv(tl.maximum(0, high - WINDOW) - begin, EDGE_N) * EDGE_N
         acc, top, total = _attend(
             acc, top, total, q_tile, positions, keys, pages, scale, begin, middle, low, high,
-            True, LAYERS, KV_HEADS, P, D, WINDOW, EDGE_N,
+            True, LAYERS, KV_HEADS, P, D, WINDOW, CAP, EDGE_N,
         )  # fmt: skip
     diagonal = middle + tl.maximum(0, position + 1 - middle) // BLOCK_N * BLOCK_N
     acc, top, total = _attend(
         acc, top, total, q_tile, positions, keys, pages, scale, middle, diagonal, low, high,
-        False, LAYERS, KV_HEADS, P, D, 0, BLOCK_N,
+        False, LAYERS, KV_HEADS, P, D, 0, CAP, BLOCK_N,
     )  # fmt: skip
     acc, top, total = _attend(
         acc, top, total, q_tile, positions, keys, pages, scale, diagonal, high, low, high,
-        True, LAYERS, KV_HEADS, P, D, 0, BLOCK_N,
+        True, LAYERS, KV_HEADS, P, D, 0, CAP, BLOCK_N,
     )  # fmt: skip
     result = acc / tl.maximum(total, 1.0)[:, None]  # at least 1 where a key was seen; what pads the tile may see none
-    tl.store(out + start.to(tl.int64) * (HEADS * D) + here, result.to(out.dtype.element_ty), mask=live[:, None])
+    tl.store(out + start.to(tl.int64) * (HEADS * D) + here, result.to(out.dtype.element_ty), mask=held)

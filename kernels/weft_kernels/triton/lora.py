@@ -8,8 +8,8 @@ cores. Which it is stands in the chunk table, so one captured launch serves any 
 
 **Shrink** splits h_in over programs and writes each part into a plane of its own, fp32 `[parts, T, R]`: no atomics, no
 launch that fills with zeros, and sums in a fixed order. **Expand** sums the planes while it loads them. It is a device
-function, so that the kernels which read the projection next (rotation, silu) add the adapter's tile on the way and the
-projection is not read and written once more; `expand` alone is for the others.
+function, so that the kernels which read the projection next (rotation, activation) add the adapter's tile on the way
+and the projection is not read and written once more; `expand` alone is for the others.
 
 Ranks are true ranks, found on the device: programs loop over blocks of them, and return at once where an adapter leaves
 a site alone, where a chunk has no adapter, and where a captured launch has more programs than the step has chunks.
@@ -31,7 +31,7 @@ from weft_kernels.triton.tables import A_ROWS, SLICES, UNIT, SiteTables
 BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
 # Programs of a shrink, of a decode step and of a prompt: with fewer, too few loads are under way to fill the memory's
 # pipes; each part of h_in is one more plane that every tile of the expand reads. Measured on an H200: with 1 part of a
-# prompt's q|k|v its shrink is 40 % slower, with 3 of gate|up silu_mul 14 %.
+# prompt's q|k|v its shrink is 40 % slower, with 3 of gate|up the activation 14 %.
 PROGRAMS_PER_SM, PROMPT_PROGRAMS_PER_SM = 3.8, 1.9
 PART_STEP = 256  # of h_in: 8 KiB of A at rank 16, two loads of 16 bytes a thread
 MAX_INPUT_PARTS = 32

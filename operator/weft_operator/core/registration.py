@@ -7,7 +7,7 @@ from pydantic.alias_generators import to_camel
 
 from weft.api.servingpool import PAGE_TOKENS, Advanced
 from weft.domain.adapter import AdapterVersion, Tier
-from weft.domain.model.config import is_bare
+from weft.domain.model.spec import is_bare
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import AdapterSpec, PoolSpec
 from weft_operator.core.acceptance import AdapterView, PoolView

@@ -28,7 +28,7 @@ from weft.chat_template import (
 from weft.domain.adapter import FILES
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import MAX_CONFIG_BYTES as MAX_MODEL_CONFIG_BYTES
-from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.config import parse_model_config
 from weft.domain.model.generation import (
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -39,6 +39,7 @@ from weft.domain.model.generation import (
     tokenizer_eos,
 )
 from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, MAX_MODEL_HEADER_BYTES, Header, read_header
+from weft.domain.model.spec import ModelSpec
 from weft.domain.model.tensors import some_of
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted

@@ -21,7 +21,8 @@ os.environ.pop("TRITON_INTERPRET", None)  # it has no compiler
 
 import torch
 
-from weft.domain.model.config import ModelSpec, RopeSpec, parse_model_config
+from weft.domain.model.config import parse_model_config
+from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
 from weft_kernels.triton import ahead
 from weft_runner.model.cuda.absent import AbsentExecutor
 from weft_runner.model.cuda.executor import Sizes
@@ -33,8 +34,8 @@ CONTEXT = 8192  # at most: longer ones launch the same kernels
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab: int, dim: int = 128) -> ModelSpec:
     return ModelSpec(
-        "LlamaForCausalLM", vocab, hidden, inner, layers, heads, kv_heads, dim, 1e-5, CONTEXT, tied_embeddings=False,
-        rope=RopeSpec(500_000.0), qkv_bias=False, qk_norm=False, windows=(0,) * layers,
+        "LlamaForCausalLM", vocab, hidden, inner, heads, kv_heads, dim, 1e-5, CONTEXT, tied_embeddings=False,
+        ropes=(RopeSpec(500_000.0),), by_layer=(LayerSpec(),) * layers,
     )  # fmt: skip
 
 

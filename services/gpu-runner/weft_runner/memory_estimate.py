@@ -12,9 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import CUDA_INT4, NUMBER_BYTES, PLAIN, kv_token_bytes, packed_bytes, vector_numbers
-from weft.domain.model.tensors import PROJECTIONS
+from weft.domain.model.spec import ModelSpec
 from weft_runner.errors import OutOfMemory
 
 PROC, CGROUP = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -147,8 +146,8 @@ def device_workspace(
     """
     tables = 4 * -(-context // page_tokens) * (rows + sum(recorded))
     logits = 2 * 4 * rows * spec.vocab_size  # and a copy with penalties
-    widths = 2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size
-    return tables + logits + tokens * widths * NUMBER_BYTES[kind] + 4 * context * spec.head_dim
+    widths = 2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + spec.mlp_size + spec.intermediate_size
+    return tables + logits + tokens * widths * NUMBER_BYTES[kind] + 4 * context * spec.rotary_size
 
 
 def page_bytes(spec: ModelSpec, kind: str, page_tokens: int, *, int4_kv: bool = False) -> int:
@@ -166,7 +165,7 @@ def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:
 
 
 def _layer_bytes(spec: ModelSpec, kind: str) -> int:
-    matrices = sum(packed_bytes(n_out, n_in, kind) for n_in, n_out in map(spec.projection, PROJECTIONS))
+    matrices = sum(packed_bytes(n_out, n_in, kind) for n_in, n_out in map(spec.projection, spec.family.projections))
     return matrices + 4 * vector_numbers(spec)
 
 

@@ -453,6 +453,7 @@ def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
         (["up", "--file-root", "/nowhere"], "is not a folder"),
         (["up", "--port", "99999"], "--port"),
         (["predictor"], "weft predictor train DATA"),
+        (["families", "-o", "xml"], "expected -o wide, got xml"),
         (["nope"], "No such command"),
         (["get"], "Missing argument"),
     ],
@@ -460,7 +461,7 @@ def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
 def test_bad_input_is_exit_code_2_with_a_named_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], argv: list[str], says: str
 ) -> None:
-    more = [] if argv[0] in ("predictor", "nope") else ["--data-dir", str(tmp_path)]
+    more = [] if argv[0] in ("predictor", "families", "nope") else ["--data-dir", str(tmp_path)]
     code, out, err = run(capfd, *argv, *more)
     assert code == 2
     assert says in err

@@ -37,9 +37,11 @@ class Shape:
     dtype: torch.dtype = FP32
     page_tokens: int = 16
     scale_by: float = 1.5  # times what the engine has
+    cap: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.heads}_on_{self.kv_heads}_heads_of_{self.dim}_{str(self.dtype).removeprefix('torch.')}"
+        capped = f"_capped_{self.cap:g}" if self.cap else ""
+        return f"{self.heads}_on_{self.kv_heads}_heads_of_{self.dim}_{str(self.dtype).removeprefix('torch.')}{capped}"
 
     @property
     def scale(self) -> float:
@@ -51,10 +53,11 @@ SHAPES = sized(  # groups of 1, 2, 3, 4, 8 heads, and more than a tile's 16 rows
     gpu=[
         Shape(2, 2, 16), Shape(2, 1, 32, BF16), Shape(6, 2, 64), Shape(4, 1, 128), Shape(4, 1, 128, BF16),
         Shape(8, 1, 64, FP16, page_tokens=32), Shape(8, 1, 32), Shape(20, 1, 16, BF16),
+        Shape(4, 4, 96, BF16), Shape(8, 2, 80),
     ],
     interpreted=[
         Shape(2, 2, 16), Shape(3, 1, 32), Shape(4, 1, 128, BF16), Shape(8, 1, 64, FP16, page_tokens=32),
-        Shape(20, 1, 16, BF16),
+        Shape(20, 1, 16, BF16), Shape(4, 2, 48),
     ],
 )  # fmt: skip
 
@@ -123,6 +126,7 @@ def expected(step: Step, window: int = 0) -> torch.Tensor:
         own = seen[position:, None]
         visible = (seen <= own) & (seen > own - window) if window else seen <= own
         scores = torch.einsum("thd,hsd->hts", step.q[start:end].double(), k) * shape.scale
+        scores = shape.cap * torch.tanh(scores / shape.cap) if shape.cap else scores
         weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
         out[start:end] = torch.einsum("hts,hsd->thd", weights, v.nan_to_num())
     return out.flatten(1)
@@ -143,11 +147,11 @@ def attended(
         part.fill_(math.nan)
     attention.prepare_decode(
         out, q, kv, rows, pages, torch.tensor(picked, dtype=torch.int32, device=device),
-        window=window, scale=shape.scale, splits=splits, usual=usual, scratch=scratch,
+        window=window, scale=shape.scale, cap=shape.cap, splits=splits, usual=usual, scratch=scratch,
     )(out, q, LAYER)  # fmt: skip
     attention.prepare_prefill(
         out, q, kv, rows, pages, torch.from_numpy(attention.prefill_tiles(step.rows.numpy(), block_m)).to(device),
-        window=window, scale=shape.scale, block_m=block_m,
+        window=window, scale=shape.scale, cap=shape.cap, block_m=block_m,
     )(out, q, LAYER)  # fmt: skip
     return out.cpu()
 
@@ -238,8 +242,9 @@ MODELS = sized(
         *((Shape(9, 3, 64, dtype), 0) for dtype in DTYPES),
         *((Shape(8, 2, 128, dtype), 100) for dtype in DTYPES),
         (Shape(8, 8, 64, BF16), 4096),
+        *((Shape(8, 4, 256, dtype, cap=2.0), 100) for dtype in DTYPES),
     ],
-    interpreted=[(Shape(2, 1, 16), 0), (Shape(4, 1, 16), 7)],
+    interpreted=[(Shape(2, 1, 16), 0), (Shape(4, 1, 16), 7), (Shape(2, 1, 16, cap=0.5), 7)],
 )
 EVERY_MODEL = pytest.mark.parametrize(("shape", "window"), [*((shape, 0) for shape in SHAPES), *MODELS], ids=str)
 
@@ -288,7 +293,7 @@ def test_flashinfer_attends_as_the_engine_calls_it(
         made.n_pages, LAYERS, 2, shape.kv_heads, shape.page_tokens, shape.dim, dtype=BF16, device=gpu.device
     )
     q = torch.randn(len(made.step.tokens), shape.heads, shape.dim, dtype=BF16, device=gpu.device)
-    library = flashinfer.FlashInfer(kv, shape.heads, [window], shape.dim**-0.5)
+    library = flashinfer.FlashInfer(kv, shape.heads, [window], shape.dim**-0.5, shape.cap)
     library.plan(made.step.arrays)
     rows = torch.tensor([(*row, first) for row, first in zip(table, firsts, strict=True)], dtype=torch.int32)
     wanted = expected(Step(replace(shape, scale_by=1.0), q, kv, rows, torch.tensor(pages)), window)
@@ -315,7 +320,9 @@ def mixed(shape: Shape, rows: list[Row], window: int = 0, splits: int = 1, block
 @mixed(HALF, SEEN, window=1000, block_m=32)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    shape=st.sampled_from([SMALL, HALF, Shape(3, 1, 64, BF16), Shape(2, 2, 32, page_tokens=32)]),
+    shape=st.sampled_from(
+        [SMALL, HALF, Shape(3, 1, 64, BF16), Shape(2, 2, 32, page_tokens=32), Shape(4, 2, 48, cap=1.0)]
+    ),
     rows=st.lists(st.builds(Row, st.integers(0, 150), st.just(1) | st.integers(1, 40)), min_size=1, max_size=4),
     window=st.just(0) | st.integers(1, 60),
     splits=st.integers(1, 4),

@@ -157,5 +157,5 @@ def test_the_oracle_of_an_8b_has_the_frequencies_of_a_loaded_checkpoint() -> Non
     model = oracle(spec, weights, adapters)
     assert next(model.parameters()).dtype == torch.bfloat16
     frequencies = model.get_base_model().model.rotary_emb.inv_freq
-    expected = spec.rope.theta ** -(torch.arange(0, spec.head_dim, 2) / spec.head_dim)
+    expected = spec.ropes[0].theta ** -(torch.arange(0, spec.head_dim, 2) / spec.head_dim)
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)

@@ -14,12 +14,13 @@ import torch
 
 from harness.device_models import ADAPTERS, LLAMA, PAGE_TOKENS, HostAdapter, Pair
 from harness.on_device import EXACT_DTYPES, assert_logits, assert_same, name_of, sized
+from weft.domain.model.spec import LayerSpec
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_models import StepOf, random_tokens, step_of
 
 pytestmark = pytest.mark.gpu
 
-SPEC = sized(gpu=replace(LLAMA, windows=(0, 40, 0)), interpreted=LLAMA)
+SPEC = sized(gpu=replace(LLAMA, by_layer=(LayerSpec(), LayerSpec(40), LayerSpec())), interpreted=LLAMA)
 ROWS = sized(gpu=17, interpreted=2)
 STEPS = sized(gpu=3, interpreted=1)
 REPLAYS = 3

@@ -8,13 +8,14 @@ import pytest
 
 from harness.device_models import LLAMA, PAGE_TOKENS, HostAdapter, Pair
 from harness.on_device import EXACT_DTYPES, assert_same, name_of, sized
+from weft.domain.model.spec import LayerSpec
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_models import StepOf, step_of
 from weft_runner.model import DeviceAdapter, StepInput
 
 pytestmark = pytest.mark.gpu
 
-SPEC = sized(gpu=replace(LLAMA, layers=8, windows=(0,) * 8), interpreted=LLAMA)
+SPEC = sized(gpu=replace(LLAMA, by_layer=(LayerSpec(),) * 8), interpreted=LLAMA)
 ROWS = sized(gpu=8, interpreted=2)
 LOADS = sized(gpu=20, interpreted=2)
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from weft.artifacts.errors import Reason, Refused
-from weft.domain.model.config import ModelSpec, parse_model_config
-from weft.domain.model.tensors import linear_modules, model_tensors
+from weft.domain.model.config import parse_model_config
+from weft.domain.model.spec import ModelSpec
+from weft.domain.model.tensors import linear_modules, model_tensors, module_size
 
 MODEL_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 24,
@@ -66,19 +67,19 @@ def encode(dtype: str, values: np.ndarray) -> bytes:
 def lora(
     *,
     rank: int = 4,
-    projections: tuple[str, ...] = ("q_proj", "v_proj"),
+    modules: tuple[str, ...] = ("q_proj", "v_proj"),
     dtype: str = "F32",
     of: ModelSpec | None = None,
     ranks: dict[str, int] | None = None,
 ) -> Tensors:
-    """A adapter's tensors for the tiny model; `ranks` overrides the rank by module name."""
+    """An adapter's tensors for the tiny model; `ranks` overrides the rank by module name."""
     tensors: Tensors = {}
     random = np.random.default_rng(7)
     model = of or shape()
-    for module, _, projection in linear_modules(model):
-        if projection in projections:
+    for module, _, held in linear_modules(model):
+        if module.rpartition(".")[2] in modules:
             r = (ranks or {}).get(module, rank)
-            features_in, features_out = model.projection(projection)
+            features_in, features_out = module_size(model, held)
             prefix = f"base_model.model.{module}"
             tensors[f"{prefix}.lora_A.weight"] = (dtype, random.normal(size=(r, features_in)))
             tensors[f"{prefix}.lora_B.weight"] = (dtype, random.normal(size=(features_out, r)))

@@ -14,8 +14,9 @@ from weft.artifacts.adapter_config import AdapterConfig, parse_adapter_config
 from weft.artifacts.errors import Reason, Refused
 from weft.artifacts.verify import ModelVerdict, check_base_name, last_part, verdict_of, verify_model
 from weft.domain.model.adapter import AdaptedModule, check_adapter
+from weft.domain.model.families import PROJECTIONS
 from weft.domain.model.safetensors import Header, read_header
-from weft.domain.model.tensors import PROJECTIONS, linear_modules
+from weft.domain.model.tensors import linear_modules
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -45,7 +46,7 @@ def without(tensors: Tensors, *names: str) -> Tensors:
 
 def test_a_fitting_adapter_passes_with_its_pairs_in_the_order_of_the_model() -> None:
     pairs = verify(lora())
-    assert [(p.layer, p.projection) for p in pairs] == [(0, "q_proj"), (0, "v_proj"), (1, "q_proj"), (1, "v_proj")]
+    assert [(p.layer, *p.projections) for p in pairs] == [(0, "q_proj"), (0, "v_proj"), (1, "q_proj"), (1, "v_proj")]
     assert {(p.rank, p.scale) for p in pairs} == {(4, 2.0)}
     assert pairs[1].a.shape == (4, 16)
     assert pairs[1].b.shape == (8, 4)
@@ -258,10 +259,10 @@ def test_last_part_knows_paths_and_uris() -> None:
 def test_every_adapter_made_to_its_config_passes(
     projections: set[str], rank: int, ranks: dict[str, int], dtype: str
 ) -> None:
-    tensors = lora(rank=rank, projections=tuple(projections), ranks=ranks, dtype=dtype)
+    tensors = lora(rank=rank, modules=tuple(projections), ranks=ranks, dtype=dtype)
     pairs = verify(tensors, r=rank, rank_pattern=ranks, target_modules=sorted(projections))
     assert {pair.module: pair.rank for pair in pairs} == {
-        name: ranks.get(name, rank) for name, _, projection in linear_modules(shape()) if projection in projections
+        name: ranks.get(name, rank) for name, _, held in linear_modules(shape()) if held[0] in projections
     }
 
 

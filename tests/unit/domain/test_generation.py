@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.artifacts.making import MODEL_CONFIG
+from weft.domain.model.config import parse_model_config
 from weft.domain.model.generation import adapter_eos, sampling_defaults, token_ids, tokenizer_eos
 from weft.domain.request import SamplingDefaults
 
@@ -113,6 +115,36 @@ def test_the_defaults_of_sampling_are_those_that_vllm_takes() -> None:
         "max_length": 20,
     }
     assert sampling_defaults(greedy) == (SamplingDefaults(top_k=40, min_p=0.0, max_tokens=2048), ())
+
+
+@pytest.mark.parametrize(
+    ("eos", "generation", "name", "ends", "defaults"),
+    [
+        (1, {"eos_token_id": [1, 107]}, 1, {1, 107}, {}),  # Gemma 2: one end in config.json, two here
+        ([1, 106], {"eos_token_id": [1, 106], "do_sample": True, "top_k": 64, "top_p": 0.95,
+                    "cache_implementation": "hybrid"}, 1, {1, 106}, {"top_k": 64, "top_p": 0.95}),  # Gemma 3
+        (32000, {"eos_token_id": [32000, 32001, 32007]}, 32000, {32000, 32001, 32007}, {}),  # Phi-3 and 3.5
+        (100265, {"eos_token_id": [100257, 100265]}, 100265, {100257, 100265}, {}),  # Phi-4
+        (199999, {"eos_token_id": [200020, 199999]}, 199999, {200020, 199999}, {}),  # Phi-4-mini
+        (0, {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 0}, 0, {0}, {}),  # Granite 3, StarCoder2
+        (100257, {}, 100257, {100257}, {}),  # Granite 4
+        (128012, {"eos_token_id": 128012, "temperature": 0.6, "top_p": 0.95, "do_sample": True}, 128012, {128012},
+         {"temperature": 0.6, "top_p": 0.95}),  # SmolLM3
+        (100257, {"eos_token_id": [100265, 100257], "temperature": 0.6, "top_p": 0.95, "max_new_tokens": 32768},
+         100265, {100257, 100265}, {"temperature": 0.6, "top_p": 0.95, "max_tokens": 32768}),  # OLMo 3
+        (100257, {"eos_token_id": 100257}, 100257, {100257}, {}),  # OLMo 2
+    ],
+)  # fmt: skip
+def test_the_files_of_each_family_say_where_answers_end_and_how_they_are_sampled(
+    eos: Any, generation: dict[str, Any], name: int, ends: set[int], defaults: Any
+) -> None:
+    """`name`: the id of the tokenizer's end of sequence."""
+    config = json.dumps({**MODEL_CONFIG, "vocab_size": 262_208, "eos_token_id": eos}).encode()
+    spec = parse_model_config(config, json.dumps(generation).encode())
+    tokenizer = {"added_tokens": [{"id": name, "content": "<end>"}]}
+    own = tokenizer_eos(reader(tokenizer=tokenizer, tokenizer_config={"eos_token": "<end>"}), spec.vocab_size)
+    assert spec.eos | own == ends
+    assert sampling_defaults(generation) == (SamplingDefaults(**defaults), ())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.artifacts.making import MODEL_CONFIG, shape
 from weft.artifacts.errors import Reason, Refused
-from weft.domain.model.config import MAX_EOS, ModelSpec, RopeSpec, is_bare, parse_model_config
+from weft.domain.model.config import MAX_EOS, parse_model_config
+from weft.domain.model.spec import ModelSpec, RopeSpec, is_bare
 from weft.domain.model.tensors import linear_modules, model_tensors, some_of
 
 
@@ -43,13 +44,13 @@ def test_the_rotary_forms_of_both_generations_are_read(kind: str) -> None:
     old = parse(rope_scaling={"type": kind, **scaling})
     new = {"rope_type": kind, "rope_theta": 10000.0, **scaling}
     assert old == parse(rope_parameters=new, rope_theta="absent")
-    assert old.rope == RopeSpec(10000.0, kind, 8.0, 2.0, 3.0, 8)
+    assert old.ropes == (RopeSpec(10000.0, kind, 8.0, 2.0, 3.0, 8),)
 
 
 def test_defaults_follow_the_family() -> None:
     assert parse(num_key_value_heads="absent").kv_heads == 4
     assert parse(num_key_value_heads=None).kv_heads == 4
-    assert parse(rope_theta="absent").rope == RopeSpec(10000.0, original_max_positions=parse().max_positions)
+    assert parse(rope_theta="absent").ropes == (RopeSpec(10000.0, original_max_positions=parse().max_positions),)
     assert parse(head_dim=8).projection("q_proj") == (16, 32)
     assert parse(head_dim=8).projection("o_proj") == (32, 16)
     assert parse(architectures="absent").architecture == "LlamaForCausalLM"
@@ -105,23 +106,24 @@ def test_windows_that_are_served(change: dict[str, Any]) -> None:
         ({**QWEN2, "layer_types": KINDS}, "layer_types"),
         ({**QWEN2, "layer_types": ["sliding_attention"] * 2}, "no sliding_window"),
         ({**QWEN2, "layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
-        ({**QWEN3, "attention_bias": True}, "attention_bias"),
+        ({**QWEN3, "mlp_bias": True}, "mlp_bias"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "layer"),
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures"),
+        ({"model_type": "mistral"}, "model_type"),
         ({"architectures": []}, "architectures"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({**QWEN2, "attention_bias": True}, "attention_bias"),
+        ({**MISTRAL, "mlp_bias": True}, "mlp_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"is_causal": False}, "causal"),
+        ({"is_causal": 0}, "causal"),
         ({"use_bidirectional_attention": True}, "causal"),
-        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling"),
+        ({"auto_map": {"AutoModel": "evil.Model"}, "model_type": None}, "auto_map"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters"),
-        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ],
 )
 def test_what_is_not_served_or_not_of_the_family_is_refused_by_name(change: dict[str, Any], word: str) -> None:

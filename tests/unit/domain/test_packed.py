@@ -1,11 +1,13 @@
 """What matrices and KV take as the executors hold them: whole groups, whole rows, and their scales."""
 
 import math
-from typing import Any
 
 import pytest
 
-from tests.unit.domain.test_model_config import QWEN2, QWEN3, parse
+from harness.model_configs import config_of
+from tests.unit.domain.test_model_config import parse
+from weft.domain.model.config import parse_spec
+from weft.domain.model.families import FAMILIES, Family
 from weft.domain.model.packed import (
     CUDA_INT4,
     int4_kv_group,
@@ -44,10 +46,12 @@ def test_a_token_has_a_key_and_a_value_of_each_head(kind: str, number: int) -> N
     assert kv_token_bytes(spec, kind, int4=True) == 2 * 2 * 3 * (32 // 2 + 4), "three groups of 32"
 
 
-@pytest.mark.parametrize("family", [{}, QWEN2, QWEN3])
-def test_matrices_and_vectors_of_a_layer_are_all_of_its_tensors(family: dict[str, Any]) -> None:
-    spec = parse(**family, num_key_value_heads=2, head_dim=4)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_matrices_and_vectors_of_a_layer_are_all_of_its_tensors(family: Family, biased: bool) -> None:
+    spec = parse_spec(config_of(family, num_key_value_heads=2, head_dim=8, **dict.fromkeys(family.bias_flags, biased)))
     sizes = [shape for _, shape in layer_tensors(spec, 0)]
+    assert {len(shape) for shape in sizes} == {1, 2}
     assert sum(math.prod(shape) for shape in sizes if len(shape) == 1) == vector_numbers(spec)
     assert sum(math.prod(shape) for shape in sizes if len(shape) == 2) == sum(map(math.prod, stacked_shapes(spec)))
 

@@ -14,13 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from weft.domain.model.config import ModelSpec, parse_spec
+from harness.model_configs import config_of
+from weft.domain.model.config import parse_spec
+from weft.domain.model.families import FAMILIES, Family
+from weft.domain.model.packed import stacked_shapes, vector_numbers
+from weft.domain.model.spec import ModelSpec
 from weft.domain.model.tensors import model_tensors
 from weft.telemetry.progress import ByteProgress
 from weft_runner.errors import StoppedAtStart, WeightsInvalid
 from weft_runner.model import Checkpoint, check_finite, open_checkpoint
 from weft_runner.model.checkpoint import INDEX, SINGLE
 from weft_runner.model.host_tensors import array_of, tensor_of
+from weft_runner.model.lora import sites_of
 from weft_runner.model.weights import load_weights
 
 Q0 = "model.layers.0.self_attn.q_proj"
@@ -39,6 +44,12 @@ SIZES: dict[str, Any] = {
 
 def spec_of(architecture: str = "Qwen2ForCausalLM", **change: Any) -> ModelSpec:
     return parse_spec({"architectures": [architecture], **SIZES, **change})
+
+
+def family_spec(family: Family, **change: Any) -> ModelSpec:
+    """Read a configuration of a family with all the biases that it may have, and three layers."""
+    own = {"layer_types": ["full_attention"] * 3} if family.recurrent else {}
+    return parse_spec(config_of(family, **SIZES, **dict.fromkeys(family.bias_flags, True), **own, **change))
 
 
 def tensors_of(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -85,13 +96,14 @@ def resident_bytes(path: Path) -> int:
     return total
 
 
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+
+
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
-)
+@each_family
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_tensor_is_a_view_in_its_stored_dtype(tmp_path, architecture, dtype, shards):
-    spec = spec_of(architecture)
+def test_every_tensor_is_a_view_in_its_stored_dtype(tmp_path, family, dtype, shards):
+    spec = family_spec(family)
     tensors = tensors_of(spec, dtype)
     checkpoint = open_checkpoint(write(tmp_path, tensors, shards), spec)
     for name, tensor in tensors.items():
@@ -109,8 +121,58 @@ def test_a_layer_has_what_its_family_has(tmp_path):
     assert list(layer.projections) == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert torch.equal(tensor_of(layer.projections["down_proj"]), tensors["model.layers.2.mlp.down_proj.weight"])
     assert torch.equal(tensor_of(layer.biases["v_proj"]), tensors["model.layers.2.self_attn.v_proj.bias"])
-    assert (layer.q_norm, layer.k_norm, layer.window, checkpoint.layer(1).window) == (None, None, 9, 0)
+    assert (layer.q_norm, layer.k_norm, layer.spec.window, checkpoint.layer(1).spec.window) == (None, None, 9, 0)
     assert torch.equal(tensor_of(checkpoint.head), tensors["lm_head.weight"])
+
+
+@each_family
+def test_projections_biases_and_norms_of_a_layer_are_those_of_its_tensors(tmp_path, family):
+    """A module that holds several projections is cut into views of its rows; norms are what is multiplied with."""
+    spec = family_spec(family)
+    tensors = tensors_of(spec, torch.bfloat16)
+    checkpoint = open_checkpoint(write(tmp_path, tensors), spec)
+    layer, prefix = checkpoint.layer(1), "model.layers.1"
+    assert set(layer.projections) == set(family.projections)
+    assert set(layer.biases) == set(spec.biases)
+    for module, held in family.modules.items():
+        for parts, end in ((layer.projections, "weight"), (layer.biases, "bias")):
+            if held[0] in parts:
+                whole = torch.cat([tensor_of(parts[name]) for name in held])
+                assert torch.equal(whole, tensors[f"{prefix}.{module}.{end}"])
+        first = layer.projections[held[0]]
+        assert first.ctypes.data == checkpoint.tensor(f"{prefix}.{module}.weight").ctypes.data, "no copy was made"
+
+    def norm(name: str) -> torch.Tensor:
+        scaled = tensors[f"{name}.weight"].float() + family.norm_offset
+        return torch.stack([scaled, tensors[f"{name}.bias"].float()]) if family.layer_norm else scaled
+
+    found = (layer.attention_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm)
+    for name, array in zip(family.norms.value, found, strict=True):
+        assert (array is None) == (name == "")
+        assert array is None or torch.equal(tensor_of(array).float(), norm(f"{prefix}.{name}"))
+    assert torch.equal(tensor_of(checkpoint.norm).float(), norm("model.norm"))
+    sizes = {"none": None, "each": (16, 16), "all": (64, spec.kv_size)}[family.head_norms.value]
+    assert (None if layer.q_norm is None or layer.k_norm is None else (len(layer.q_norm), len(layer.k_norm))) == sizes
+    if layer.q_norm is not None:
+        stored = tensors[f"{prefix}.self_attn.q_norm.weight"].float()
+        assert torch.equal(tensor_of(layer.q_norm).float(), stored + family.norm_offset)
+
+
+@each_family
+def test_weights_are_stacked_site_by_site_whatever_modules_they_lie_in(tmp_path, family):
+    spec = family_spec(family)
+    files = write(tmp_path, tensors_of(spec))
+    stored, layer = open_checkpoint(files, spec).layer(2), load_weights(files, spec).layers[2]
+    stacks = (layer.qkv, layer.o, layer.gate_up, layer.down)
+    biases = (layer.qkv_bias, layer.o_bias, layer.gate_up_bias, layer.down_bias)
+    for names, weight, bias in zip(sites_of(family), stacks, biases, strict=True):
+        assert torch.equal(weight, torch.cat([tensor_of(stored.projections[name]) for name in names]))
+        assert (bias is None) == (names[0] not in spec.biases)
+        assert bias is None or torch.equal(bias, torch.cat([tensor_of(stored.biases[name]) for name in names]))
+    assert [tuple(weight.shape) for weight in stacks] == list(stacked_shapes(spec))
+    norms = [getattr(layer, name) for name in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")]
+    vectors = [one for one in (*norms, *biases, layer.q_norm, layer.k_norm) if one is not None]
+    assert sum(one.numel() for one in vectors) == vector_numbers(spec)
 
 
 def test_weights_for_the_reference_are_stacked_and_in_fp32(tmp_path):

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, write_model
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu import BF16, FP32, memory
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model import BFLOAT16, FLOAT16, FLOAT32, Array, Partition, adapter_pairs, map_tensors, read_spec

@@ -19,11 +19,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.family_shapes import OTHER_FAMILIES, shape_of
 from harness.int4 import rounded_to_int4
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, as_tensor, make_step, write_model
 from harness.waiting import PATIENCE_S
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu import INT8, CallRefused, Library, ModelStruct, StepStruct, load
 from weft_runner.memory_estimate import page_bytes
 from weft_runner.model import Executor, Files, Partition, open_checkpoint, read_spec
@@ -67,15 +68,7 @@ FAMILIES = {
         "num_attention_heads": 4, "attention_bias": False,
     },
 }  # fmt: skip
-SCALED = {
-    "granite": {
-        "architectures": ["GraniteForCausalLM"], "model_type": "granite", "embedding_multiplier": 6.0,
-        "residual_multiplier": 0.4, "attention_multiplier": 0.1, "logits_scaling": 3.0,
-    },
-    "smollm3": {
-        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": [1, 0], "head_dim": 16,
-    },
-}  # fmt: skip
+OTHERS = {family: shape_of(family, 2) for family in OTHER_FAMILIES}
 
 
 @cache
@@ -134,7 +127,7 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
     @cache
     def make(family: str) -> Stage:
         root: Path = tmp_path_factory.mktemp("models") / family
-        files = write_model(root, 7, **(FAMILIES | SCALED | {"windows": WINDOWS})[family])
+        files = write_model(root, 7, **(FAMILIES | OTHERS | {"windows": WINDOWS})[family])
         return Stage(files, read_spec(files["config.json"]))
 
     return make
@@ -273,7 +266,7 @@ def scripts(draw: st.DrawFn, whole: list[Sequence], least: int = 1) -> Script:
     return script
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *SCALED])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 @pytest.mark.parametrize("level", LEVELS)
 def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], family: str, level: str) -> None:
     stage, whole = stage_of(family), mixed_batch()
@@ -315,7 +308,7 @@ def test_kv_in_int4_is_near_the_reference_with_kv_rounded_to_it(
     assert error(stage_of(family), level, dtype) < bound
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_sparse_attention_is_the_references_over_the_best_keys(
     stage_of: Callable[[str], Stage], family: str, level: str, monkeypatch: pytest.MonkeyPatch
@@ -341,9 +334,10 @@ def softmax_of_the_best(scores: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 CASES = [
-    *(("bf16", family) for family in (*FAMILIES, *SCALED)), ("int8", "llama"), ("int4", "llama"), ("fp32", "llama"),
+    *(("bf16", family) for family in (*FAMILIES, *OTHERS)), ("int8", "llama"), ("int4", "llama"), ("fp32", "llama"),
     ("bf16+int4", "llama"), ("int4+int4", "qwen3"), ("bf16+int4", "windows"), ("fp32+int4", "windows"),
-    *(("bf16+top", family) for family in FAMILIES), ("fp32+top", "windows"), ("bf16+int4+top", "windows"),
+    *(("bf16+top", family) for family in (*FAMILIES, "gemma2")), ("fp32+top", "windows"), ("bf16+int4+top", "windows"),
+    ("int8", "starcoder2"), ("int4", "gemma3"), ("bf16+int4", "gemma2"), ("fp32", "olmo3"),
 ]  # fmt: skip
 
 

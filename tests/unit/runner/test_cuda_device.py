@@ -53,7 +53,9 @@ def test_why_there_is_none_is_told(machine, made, why):
     [
         ({}, "int8", 16, "--dtype int8"),
         ({}, "bf16", 24, "pages of 24 tokens"),
-        ({"head_dim": 48}, "bf16", 16, "head_dim 48"),
+        ({"head_dim": 40}, "bf16", 16, "head_dim 40"),
+        ({"head_dim": 272}, "bf16", 16, "head_dim 272"),
+        ({"head_dim": 96}, "bf16", 16, ""),
         ({"intermediate_size": 100}, "bf16", 16, "intermediate_size 100"),
         ({"intermediate_size": 8192}, "bf16", 16, "a row of an adapter takes 8192 numbers"),
         ({}, "bf16", 16, ""),

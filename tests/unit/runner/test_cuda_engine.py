@@ -12,7 +12,7 @@ import pytest
 from triton.runtime.interpreter import GridExecutor
 
 from harness import interpreter
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft.domain.request import FinishReason, PooledState, PromptLogprobs, Sampling, Stop
 from weft_runner.core import BatchLimits, PoolLimits, check_pool
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes

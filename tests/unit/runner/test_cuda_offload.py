@@ -64,6 +64,16 @@ MODEL = {
     "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "max_position_embeddings": 96,
     "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
+OTHERS: dict[str, dict[str, Any]] = {
+    "olmo3": {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 7},
+    "gemma2": {
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 7, "head_dim": 48,
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0,
+    },
+    "starcoder2": {
+        "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh",
+    },
+}  # fmt: skip
 RANKS = ({"q_proj": 8, "down_proj": 3}, dict.fromkeys(("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"), 5))
 BASE = "sha256:" + "5" * 64
 MACHINE = MachineRates(
@@ -197,6 +207,23 @@ def test_its_bits_are_those_of_the_executor_that_has_the_model_whole(
     ]
     assert (True, True, True) in tiers
     assert dtype == "int4" or tiers >= {(True, False, False), (True, True, False)}, tiers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", OTHERS)
+def test_norms_biases_and_caps_of_other_families_are_where_their_layer_is(
+    tmp_path: Path, made: Kept, family: str
+) -> None:
+    """Layers, pages and rows come from the host in parts."""
+    interpreter.hurry()
+    files = write_model(tmp_path / "model", 7, torch.bfloat16, **MODEL, **OTHERS[family])
+    spec, rows = read_spec(files["config.json"]), {"micro_batch": 16, "activation_host_tokens": 64}
+    whole_logits = logits_of(with_adapters(whole(files), spec))
+    made.append(offloaded(files, tmp_path, 130_000, 200_000, kv_host_pages=54, **rows))
+    found = logits_of(with_adapters(made[-1], spec))
+    assert all(torch.equal(*pair) for pair in zip(found, whole_logits, strict=True))
+    figures = made[-1].figures
+    assert all((figures.stream.copied_bytes, figures.kv.written_bytes, figures.activations.written_bytes))
 
 
 @pytest.mark.slow

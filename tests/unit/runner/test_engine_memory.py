@@ -128,6 +128,15 @@ def test_nothing_is_shared_between_tenants_adapters_or_without_a_salt(driver_of)
     assert state_of(driver.pool).prefix_reused_tokens == 3 * P
 
 
+def test_texts_that_may_become_long_share_with_each_other_alone(driver_of):
+    """Their keys are rotated otherwise: by what the prompt and the answer may come to, as long as the request lives."""
+    driver = driver_of(total_pages=64, short_tokens=3 * P + 13)
+    for key, tail, reused in (("short", [5], 0), ("long", [5, 6], 0), ("longer", [5, 6, 7], 1), ("again", [5], 2)):
+        ask(driver, key, tail)
+        driver.finish()
+        assert state_of(driver.pool).prefix_reused_tokens == 3 * P * reused, key
+
+
 def test_a_sequence_that_comes_back_with_its_tokens_so_far_reads_its_own_pages_again(driver_of):
     driver = driver_of(total_pages=64)
     ask(driver, "whole", [5])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu import NativeUnavailable
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import ModelSource, cpu, cuda, make_executor, memory, settle_executor

@@ -12,8 +12,9 @@ import torch
 
 from harness.native_library import native_library
 from harness.ranks import settings_of
-from weft.domain.model.config import ModelSpec, parse_spec
+from weft.domain.model.config import parse_spec
 from weft.domain.model.packed import packed_bytes
+from weft.domain.model.spec import LayerSpec, ModelSpec
 from weft.domain.model.tensors import model_tensors
 from weft_kernels.cpu import KINDS as NATIVE
 from weft_runner.errors import OutOfMemory
@@ -121,7 +122,7 @@ def test_a_page_holds_keys_and_values_of_every_layer():
 
 @pytest.mark.parametrize("executor", ["auto", "reference"])
 def test_a_runner_that_cannot_hold_its_model_says_so_before_it_opens_a_file(executor):
-    spec = replace(parse_spec(LLAMA_8B), layers=1 << 20)
+    spec = replace(parse_spec(LLAMA_8B), by_layer=(LayerSpec(),) * (1 << 20))
     settings = settings_of(executor=executor)
     with pytest.raises(OutOfMemory, match="GiB") as caught:
         make_executor(settings, ModelSource(spec, {}, threads=1, stopping=lambda: False))

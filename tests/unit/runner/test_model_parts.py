@@ -10,9 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.model_configs import config_of
 from harness.native_models import adapter_tensors
 from harness.ranks import base_of, settings_of
 from weft.domain.model.config import parse_spec
+from weft.domain.model.families import FAMILIES
+from weft.domain.model.tensors import linear_modules, module_size
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import AdapterInvalid
 from weft_runner.executors import make_executor
@@ -28,12 +31,6 @@ from weft_runner.model import (
     check_step,
     map_tensors,
 )
-
-# ---- spec
-
-
-# ---- weights
-
 
 # ---- adapters
 
@@ -87,49 +84,45 @@ def test_an_adapter_keeps_its_true_ranks_and_counts_its_bytes(world):
 
 
 @settings(deadline=None)
-@given(st.data())
-def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(data):
-    """Any subset of the projections of any layers, each of its own rank, in any dtype, in any order of the file."""
-    spec = parse_spec(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 11,
-            "hidden_size": 8,
-            "intermediate_size": 12,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 16,
-        }
-    )
-    modules = [(layer, name) for layer in range(spec.layers) for site in SITES for name in site]
-    ranks = data.draw(st.dictionaries(st.sampled_from(modules), st.integers(1, 256), min_size=1))
+@given(st.sampled_from(FAMILIES), st.data())
+def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(family, data):
+    """Any subset of the modules of any layers, each of its own rank, in any dtype, in any order of the file.
+
+    A module that holds several projections has one A, which is each one's, and the rows of its B are theirs in turn.
+    """
+    spec = parse_spec(config_of(family, head_dim=4))
+    modules = {name: (layer, held) for name, layer, held in linear_modules(spec)}
+    ranks = data.draw(st.dictionaries(st.sampled_from(list(modules)), st.integers(1, 64), min_size=1, max_size=9))
     dtype = data.draw(st.sampled_from([FLOAT32, FLOAT16, BFLOAT16]))
     tensors: dict[str, Array] = {}
-    for layer, name in data.draw(st.permutations(sorted(ranks))):
-        n_in, n_out = spec.projection(name)
-        tensors[tensor_name(layer, name, "A")] = np.ones((ranks[layer, name], n_in), dtype)
-        tensors[tensor_name(layer, name, "B")] = np.ones((n_out, ranks[layer, name]), dtype)
+    for name in data.draw(st.permutations(sorted(ranks))):
+        n_in, n_out = module_size(spec, modules[name][1])
+        tensors[tensor_name(name, "A")] = np.ones((ranks[name], n_in), dtype)
+        tensors[tensor_name(name, "B")] = np.arange(n_out * ranks[name]).reshape(n_out, -1).astype(dtype)
     pairs = adapter_pairs(tensors, ByName(), spec)
     assert [len(layer) for layer in pairs] == [len(SITES)] * spec.layers
-    found = [(layer, pair) for layer, sites in enumerate(pairs) for site in sites for pair in site]
-    assert [(layer, pair.projection) for layer, pair in found] == [module for module in modules if module in ranks]
-    for layer, pair in found:
-        assert pair.a is tensors[tensor_name(layer, pair.projection, "A")]
-        assert pair.b is tensors[tensor_name(layer, pair.projection, "B")]
-        assert (pair.rank, pair.scale) == (ranks[layer, pair.projection], ByName().scale_of(pair.projection, 1))
+    found = {(layer, pair.projection): pair for layer, sites in enumerate(pairs) for site in sites for pair in site}
+    order = [(layer, name) for layer in range(spec.layers) for site in SITES for name in site]
+    assert list(found) == [one for one in order if one in found]
+    assert sum(len(modules[name][1]) for name in ranks) == len(found)
+    for name, rank in ranks.items():
+        layer, held = modules[name]
+        mine = [found[layer, projection] for projection in held]
+        assert all(pair.a is tensors[tensor_name(name, "A")] for pair in mine)
+        assert np.array_equal(np.concatenate([pair.b for pair in mine]), tensors[tensor_name(name, "B")])
+        assert {(pair.rank, pair.scale) for pair in mine} == {(rank, ByName().scale_of(name, 1))}
+        assert [(pair.n_in, pair.n_out) for pair in mine] == [spec.projection(projection) for projection in held]
 
 
 class ByName:
-    """A scale of its own for each projection."""
+    """A scale of its own for each module of a layer."""
 
     def scale_of(self, module: str, rank: int) -> float:
         return 1.0 + sum(map(ord, module.rpartition(".")[2]))
 
 
-def tensor_name(layer: int, projection: str, half: str) -> str:
-    block = "self_attn" if projection[0] in "qkvo" else "mlp"
-    return f"base_model.model.model.layers.{layer}.{block}.{projection}.lora_{half}.weight"
+def tensor_name(module: str, half: str) -> str:
+    return f"base_model.model.{module}.lora_{half}.weight"
 
 
 def test_a_scale_that_is_no_number_is_refused(world):

@@ -21,10 +21,11 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from harness import offload_child
+from harness.family_shapes import OTHER_FAMILIES, shape_of
 from harness.native_library import native_library
 from harness.native_models import BASE, Scales, adapter_tensors, cpu_executor, make_step, offload_executor, write_model
 from harness.waiting import PATIENCE_S, wait_until
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft.domain.request import Sampling
 from weft_kernels.cpu import KINDS
 from weft_runner.core import Candidate, form_batch
@@ -64,26 +65,22 @@ PLAN = OffloadPlan(
     batch_tokens=512, buffers=2, usage={tier: Usage() for tier in MemoryTier},
     predicted=BlockTime(PASS, PASS, 32.0, 30.0, 8.0, 1.0), relaxed_s=31.0,
 )  # fmt: skip
-RANKS = ({"q_proj": 8, "v_proj": 8}, {"down_proj": 3, "o_proj": 5, "up_proj": 16}, {"k_proj": 1}, {"gate_proj": 33})
+RANKS = (
+    {"q_proj": 8, "v_proj": 8}, {"down_proj": 3, "o_proj": 5, "up_proj": 16}, {"k_proj": 1},
+    {"gate_proj": 33, "up_proj": 2},
+)  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 5, "max_position_embeddings": 160},
     "qwen2": {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_key_value_heads": 1,
         "tie_word_embeddings": True, "num_hidden_layers": 3,
     },
-    "granite": {
-        "architectures": ["GraniteForCausalLM"], "model_type": "granite", "num_hidden_layers": 3,
-        "embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1, "logits_scaling": 3.0,
-    },
-    "smollm3": {
-        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 3,
-        "no_rope_layers": [1, 0, 1],
-    },
     "windows": {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 4,
         "use_sliding_window": True, "sliding_window": 5,
         "layer_types": ["full_attention", "sliding_attention"] * 2,
     },
+    **{family: shape_of(family, 3) for family in OTHER_FAMILIES},
 }  # fmt: skip
 Files = Callable[..., dict[str, Path]]
 Offload = Callable[..., OffloadExecutor]
@@ -219,7 +216,7 @@ STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
     [
         *(("llama", dtype) for dtype in STORED),
         ("qwen2", STORED[-1]),
-        *((model, "bf16") for model in ("qwen2", "granite", "smollm3")),
+        *((model, "bf16") for model in ("qwen2", *OTHER_FAMILIES)),
     ],
 )
 def test_its_bits_are_those_of_the_executor_in_memory(

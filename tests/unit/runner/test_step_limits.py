@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.runner.test_kv_pages import GIB, SMALL, MemoryLimit, PlayedGpu, settings_of
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.executors import cuda, memory, settle_limits
 from weft_runner.settings import RunnerSettings
 

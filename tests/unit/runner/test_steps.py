@@ -99,11 +99,11 @@ def test_a_row_that_outgrows_its_pages_is_given_them_before_the_step_that_needs_
 
 
 def test_arrays_say_what_the_rows_say():
-    rows = (StepRow(0, 3, 4, (7, 2), samples=False), StepRow(3, 4, 9, (1, 5, 3), samples=True))
+    rows = (StepRow(0, 3, 4, (7, 2), samples=False), StepRow(3, 4, 9, (1, 5, 3), samples=True, long=True))
     step = StepInput([11, 12, 13, 14], rows, SegmentPlan(4, (Segment(0, 4, 2, 8),)))
     arrays = step.arrays
     assert arrays.tokens.tolist() == [11, 12, 13, 14]
-    assert arrays.rows.tolist() == [[0, 3, 4, 0], [3, 4, 9, 2]]
+    assert arrays.rows.tolist() == [[0, 3, 4, 0, 0], [3, 4, 9, 2, 1]]
     assert arrays.pages.tolist() == [7, 2, 1, 5, 3]
     assert arrays.segments.tolist() == [[0, 4, 2]]
     assert arrays.sampled.tolist() == [3]

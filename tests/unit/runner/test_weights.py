@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from harness.native_models import write_model
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import CUDA_INT4
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.triton import int4
 from weft_runner.memory_estimate import estimate_memory
 from weft_runner.model import Partition, read_spec, stage_of

@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.errors import Reason, Refused
 from weft.domain.model.safetensors import Header, TensorInfo, check_dtype
-from weft.domain.model.tensors import INNER, PROJECTIONS, check_shape, linear_modules, module_name
+from weft.domain.model.spec import ModelSpec
+from weft.domain.model.tensors import IMAGE_PARTS, INNER, TEXT_PARTS, check_shape, linear_modules, module_size
 from weft.domain.text import quoted
 
 # PEFT's names, and those of a model that was saved as it was trained: unwrapped, compiled, with the adapter's name.
 _KEY = re.compile(
     r"(?:(?:base_model\.model|module|_orig_mod)\.){0,4}(.{1,400})\.lora_([AB])(?:\.[^.]{1,100})?\.weight", re.DOTALL
 )
-_MODULE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(?:self_attn|mlp)\.([a-z_]{1,40})", re.ASCII)
+_MODULE = re.compile(r"model\.layers\.(?:0|[1-9][0-9]{0,4})\.([a-z_]{1,40}\.[a-z_]{1,40})", re.ASCII)
 
 
 class LoraConfig(Protocol):
-    """The part of adapter_config.json about each module (`weft.artifacts.adapter_config` reads it)."""
+    """The part of adapter_config.json about each module, by its name in training (`weft.artifacts.adapter_config`)."""
 
     def rank_of(self, module: str, /) -> int | None:
         """The rank that this module's tensors should have; None where that is not known."""
@@ -46,11 +46,15 @@ T = TypeVar("T", bound=Shaped)
 
 @dataclass(frozen=True, slots=True)
 class LoraTensors(Generic[T]):
-    """A and B of one module."""
+    """A and B of one module; `projections`: what it holds, its outputs under each other.
+
+    `trained`: what PEFT saw it as, which has other names before the layer's where the model was within a larger one.
+    """
 
     module: str
+    trained: str
     layer: int
-    projection: str
+    projections: tuple[str, ...]
     a: T
     b: T
 
@@ -61,7 +65,7 @@ class LoraTensors(Generic[T]):
 
     def check_shapes(self, spec: ModelSpec) -> None:
         """Check that the shapes are A [rank, in], B [out, rank]. Raises Refused(ShapeMismatch)."""
-        n_in, n_out = spec.projection(self.projection)
+        n_in, n_out = module_size(spec, self.projections)
         check_shape(_key(self.module, "A"), tuple(self.a.shape), (self.rank, n_in))
         check_shape(_key(self.module, "B"), tuple(self.b.shape), (n_out, self.rank))
 
@@ -71,8 +75,9 @@ class AdaptedModule:
     """One adapted module of a verified adapter: y += scale * B (A x), A [rank, in], B [out, rank]."""
 
     module: str
+    trained: str
     layer: int
-    projection: str
+    projections: tuple[str, ...]
     rank: int
     scale: float
     a: TensorInfo
@@ -85,24 +90,27 @@ def pair_tensors(tensors: Mapping[str, T], spec: ModelSpec) -> list[LoraTensors[
     Raises Refused: UnknownModule, UnsupportedAdapter, ShapeMismatch (no tensors, half a pair), HeaderInvalid (one
     tensor under two names).
     """
-    found: dict[str, dict[str, T]] = {}
+    found, trained = dict[str, dict[str, T]](), dict[str, str]()
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
         if not match:
             raise _unexpected_tensor(key)
-        module = INNER + match[1] if match[1].startswith("layers.") else match[1]  # trained on a model without a head
+        module = _own_name(match[1])
+        trained[module] = match[1]
         if found.setdefault(module, {}).setdefault(match[2], tensor) is not tensor:
             raise Refused(Reason.HEADER_INVALID, f"tensor {key[:200]!r} is there under another name too")
     if not found:
         raise Refused(Reason.SHAPE_MISMATCH, "the adapter has no tensors")
-    known = {name: (layer, projection) for name, layer, projection in linear_modules(spec) if name in found}
+    known = {name: (layer, held) for name, layer, held in linear_modules(spec) if name in found}
     for name in found:
         if name not in known:
             raise _unknown_module(name, spec)
     for name, halves in found.items():
         if lost := {"A", "B"} - halves.keys():
             raise Refused(Reason.SHAPE_MISMATCH, f"{name}.lora_{lost.pop()} is not in the file, its other half is")
-    return [LoraTensors(name, *where, found[name]["A"], found[name]["B"]) for name, where in known.items()]
+    return [
+        LoraTensors(name, trained[name], *where, found[name]["A"], found[name]["B"]) for name, where in known.items()
+    ]
 
 
 def check_adapter(config: LoraConfig, header: Header, spec: ModelSpec, *, max_rank: int) -> tuple[AdaptedModule, ...]:
@@ -122,7 +130,7 @@ def check_adapter(config: LoraConfig, header: Header, spec: ModelSpec, *, max_ra
 
 def _adapted(config: LoraConfig, spec: ModelSpec, max_rank: int, pair: LoraTensors[TensorInfo]) -> AdaptedModule:
     name, rank = pair.module, pair.rank
-    noted = config.rank_of(name) or rank
+    noted = config.rank_of(pair.trained) or rank
     if max(rank, noted) > max_rank:
         raise Refused(Reason.RANK_TOO_LARGE, f"{name} has rank {max(rank, noted)}, at most {max_rank} is served here")
     if noted != rank:
@@ -132,7 +140,14 @@ def _adapted(config: LoraConfig, spec: ModelSpec, max_rank: int, pair: LoraTenso
             "known; correct r or rank_pattern",
         )
     pair.check_shapes(spec)
-    return AdaptedModule(name, pair.layer, pair.projection, rank, config.scale_of(name, rank), pair.a, pair.b)
+    scale = config.scale_of(pair.trained, rank)
+    return AdaptedModule(name, pair.trained, pair.layer, pair.projections, rank, scale, pair.a, pair.b)
+
+
+def _own_name(module: str) -> str:
+    """Name a module as in a text model with a head, also where it was trained without one, or within a larger one."""
+    part = next((part for part in (*TEXT_PARTS, "language_model.") if module.startswith(f"{part}layers.")), "")
+    return INNER + module.removeprefix(part) if part or module.startswith("layers.") else module
 
 
 def _key(module: str, half: str) -> str:
@@ -141,8 +156,11 @@ def _key(module: str, half: str) -> str:
 
 def _unknown_module(name: str, spec: ModelSpec) -> Refused:
     match = _MODULE.fullmatch(name)
-    if match and match[2] in PROJECTIONS and name == module_name(int(match[1]), match[2]):
+    if match and match[1] in spec.family.modules:
         return Refused(Reason.UNKNOWN_MODULE, f"{name}: the base has {spec.layers} layers")
+    if name.startswith(IMAGE_PARTS):
+        what = "LoRA on what reads images cannot be served; train the language model's layers alone"
+        return Refused(Reason.UNSUPPORTED_ADAPTER, f"{quoted(name, 200)}: {what}")
     if name.rpartition(".")[2] in ("lm_head", "embed_tokens"):
         text = f"{quoted(name, 200)}: LoRA on embeddings and output layers cannot be served; {_REMEDY}"
         return Refused(Reason.UNSUPPORTED_ADAPTER, text)

@@ -5,7 +5,8 @@ and a minimum for each group of 64. The reference and the cuda executor hold pla
 of the latter have the same codes and bytes in another order (`weft_kernels/triton/int4.py`), and its embedding is bf16.
 """
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
+from weft.domain.model.tensors import layer_tensors
 
 PLAIN = {"reference": 4, "cuda bf16": 2, "cuda fp32": 4}  # kinds that hold everything as plain tensors of one dtype
 CUDA_INT4 = "cuda int4"
@@ -46,13 +47,12 @@ def stacked_shapes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     down.
     """
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    return (spec.q_size + 2 * spec.kv_size, hidden), (hidden, spec.q_size), (2 * inner, hidden), (hidden, inner)
+    return (spec.q_size + 2 * spec.kv_size, hidden), (hidden, spec.q_size), (spec.mlp_size, hidden), (hidden, inner)
 
 
 def vector_numbers(spec: ModelSpec) -> int:
     """The count of numbers in a layer's norms and biases, which are fp32 in every executor."""
-    norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.qk_norm else 0)
-    return norms + (spec.q_size + 2 * spec.kv_size if spec.qkv_bias else 0)
+    return sum(shape[0] for _, shape in layer_tensors(spec, 0) if len(shape) == 1)
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -43,6 +43,7 @@ struct alignas(64) AttentionTile {
   float peak[kTile];
   int position[kTile];
   float (*scores)[kBlock];  // of the block in hand: one of `places`, by turns
+  float cap;                // of scores; 0: none
 };
 
 // A block's groups of 16 positions, as far as there are keys.
@@ -271,10 +272,18 @@ struct Int4Kv {
   }
 };
 
+template <class Kind>
+static inline void cap_scores(AttentionTile<Kind>& t, int rows, int groups) {
+  const F cap = set1(t.cap);
+  for (int m = 0; m < rows; m++)
+    for (int g = 0; g < groups; g++) store(t.scores[m] + 16 * g, capped(load(t.scores[m] + 16 * g), cap));
+}
+
 // A block's scores, in place, into weights: rounded ones into t.weights, others stay in t.scores.
 template <class Kind, class Kv>
 static inline void weigh(AttentionTile<Kind>& t, Kv& kv, int window, const Block& b) {
   const F nothing = set1(-INFINITY);
+  if (t.cap > 0) cap_scores(t, kv.rows, b.groups);
   for (int m = 0; m < kv.rows; m++) {
     const int last = t.position[m] + 1 - b.start, first = window ? std::max(0, last - window) : 0;
     if (last <= 0 || first >= kBlock) {

@@ -45,6 +45,7 @@ static inline void attend_best(AttentionTile<Kind>& t, Kv kv, int window, const 
     const Block next(pages, first + i + 1, end);
     kv.ahead(next.k, next.groups);
     kv.scores(now);
+    if (t.cap > 0) cap_scores(t, kv.rows, now.groups);
     for (int m = 0; m < kv.rows; m++) {
       const int last = t.position[m] + 1 - now.start, from = window ? std::max(0, last - window) : 0;
       for (int g = 0; g < kBlockGroups; g++)

@@ -40,6 +40,7 @@ struct Layout {
     const int64_t q_size = int64_t(m.heads) * m.head_dim, kv_size = int64_t(m.kv_heads) * m.head_dim;
     tokens = n_tokens;
     const int64_t rows = round_up(n_tokens, 32) + 32;
+    const bool post_norms = m.layers > 0 && m.layer[0].attention_post_norm != nullptr;
     x_stride = row_stride(std::max<int64_t>(m.hidden, q_size), x_bytes);
     act_stride = row_stride(m.inner, x_bytes);
     qkv_stride = q_size + 2 * kv_size;
@@ -47,10 +48,10 @@ struct Layout {
     v_stride = row_stride(site_rank, x_bytes);
     x = take(rows * x_stride * x_bytes);
     act = take(rows * act_stride * x_bytes);
-    qkv = take(rows * qkv_stride * 4);
+    qkv = take(rows * std::max<int64_t>(qkv_stride, post_norms ? m.hidden : 0) * 4);
     q = take(rows * q_stride * x_bytes);
     v = take(rows * v_stride * x_bytes);
-    cosine = take(n_tokens * m.head_dim * 4);
+    cosine = take(m.ropes * n_tokens * m.head_dim * 4);
     head = take((round_up(n_sampled, 32) + 32) * x_stride * x_bytes);
     units = take((n_tokens + 2) * 4);
     bytes = at;
@@ -127,17 +128,18 @@ class Step {
     project_qkv(me, layer, w);
     me.share(int64_t(units_[s_.n_rows]) * m_.kv_heads * tiles_of_token_,
              [&](int64_t u) { attention(me, u, layer, w.window); });
-    if (!project_back(me, layer, kOut, w.o, x_, at_.x_stride)) return false;
+    if (!project_back(me, layer, kOut, w.o, x_, at_.x_stride, w.attention_post_norm)) return false;
     norm_all(me, w.mlp_norm);
     if (!shrink(me, layer, kGateUp, x_, at_.x_stride, w.gate_up.n_in)) return false;
-    gate_up(me, layer, w.gate_up);
-    return project_back(me, layer, kDown, w.down, act_, at_.act_stride);
+    m_.gated ? gate_up(me, layer, w.gate_up) : up(me, layer, w.gate_up);
+    return project_back(me, layer, kDown, w.down, act_, at_.act_stride, w.mlp_post_norm);
   }
 
-  // Queries rotated to q_, keys rotated and values to their pages: beside the product, where units hold whole heads.
+  // Queries rotated to q_, keys rotated and values to their pages: beside the product, where units hold whole heads and
+  // nothing is asked of all of a token's.
   void project_qkv(weft::Member& me, int layer, const weft_layer& w) const {
     const int dim = m_.head_dim;
-    if (kUnitColumns % dim == 0) {
+    if (kUnitColumns % dim == 0 && !m_.row_norms) {
       project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](float* y, int row, int rows, const Span& span) {
         for (int m = 0; m < rows; m++)
           for (int c = 0; c < 16 * span.count; c += dim)
@@ -147,32 +149,42 @@ class Step {
     }
     project(me, layer, kQkv, w.qkv, x_, at_.x_stride, copying(qkv_, at_.qkv_stride));
     each_token(me, [&](int t) {
-      for (int h = 0; h < m_.heads + 2 * m_.kv_heads; h++)
-        place_head(qkv_ + t * at_.qkv_stride + h * dim, h, t, layer, w);
+      float* row = qkv_ + t * at_.qkv_stride;
+      if (m_.row_norms) {
+        root_mean_square_norm(row, w.q_norm, m_.heads * dim);
+        root_mean_square_norm(row + m_.heads * dim, w.k_norm, m_.kv_heads * dim);
+      }
+      for (int h = 0; h < m_.heads + 2 * m_.kv_heads; h++) place_head(row + h * dim, h, t, layer, w);
     });
   }
 
-  // `o` or `down`, added to the residual stream; of several ranks the sum of their parts.
-  bool project_back(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs) const {
+  // `o` or `down`, added to the residual stream: of several ranks the sum of their parts, of a layer with post-norms its
+  // norm, for which a row has to be whole.
+  bool project_back(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs,
+                    const float* post_norm) const {
     if (!shrink(me, layer, site, x, xs, w.n_in)) return false;
-    if (ranks_ == nullptr) {
+    if (ranks_ == nullptr && post_norm == nullptr) {
       project(me, layer, site, w, x, xs, adding());
       return true;
     }
-    project(me, layer, site, w, x, xs, copying(own_slot(me), m_.hidden));
-    if (!exchange(me, int64_t(tokens_) * m_.hidden * 4, false)) return false;
-    each_token(me, [&](int t) { add_parts(me, t); });
+    project(me, layer, site, w, x, xs, copying(ranks_ == nullptr ? qkv_ : own_slot(me), m_.hidden));
+    if (ranks_ != nullptr && !exchange(me, int64_t(tokens_) * m_.hidden * 4, false)) return false;
+    each_token(me, [&](int t) { add_row(me, t, post_norm); });
     return true;
   }
 
-  // Row t of the residual stream += the ranks' partial sums, added up in their order.
-  void add_parts(weft::Member& me, int t) const {
+  // Row t of the residual stream += what was computed of it; of ranks partial sums, added up in their order.
+  void add_row(weft::Member& me, int t, const float* post_norm) const {
     float* to = s_.hidden + int64_t(t) * m_.hidden;
-    for (int c = 0; c < m_.hidden; c += 16) {
-      F sum = load(slot(me, 0) + int64_t(t) * m_.hidden + c);
-      for (int p = 1; p < ranks_->size; p++) sum = add(sum, load(slot(me, p) + int64_t(t) * m_.hidden + c));
-      store(to + c, add(load(to + c), mul(sum, set1(m_.residual_scale))));
-    }
+    const auto whole = [&](int c) {
+      const int64_t at = int64_t(t) * m_.hidden + c;
+      F sum = load((ranks_ == nullptr ? qkv_ : slot(me, 0)) + at);
+      for (int p = 1; ranks_ != nullptr && p < ranks_->size; p++) sum = add(sum, load(slot(me, p) + at));
+      return sum;
+    };
+    const auto add_to = [&](int c, F value) { store(to + c, add(load(to + c), mul(value, set1(m_.residual_scale)))); };
+    if (post_norm != nullptr) return normed(whole, post_norm, m_.hidden, add_to);
+    for (int c = 0; c < m_.hidden; c += 16) add_to(c, whole(c));
   }
 
   void end_layer(int layer) const {
@@ -211,27 +223,47 @@ class Step {
     });
   }
 
-  // silu(gate) * up, the input of `down`: a unit computes both halves of the same columns, which lie side by side in the
+  // act(gate) * up, the input of `down`: a unit computes both halves of the same columns, which lie side by side in the
   // matrix. To adapters all of gate comes before all of up.
   void gate_up(weft::Member& me, int layer, const weft_matrix& w) const {
     static_assert(16 * kUnitGroups == 2 * 32, "rows of gate and of up by turns, as weft_cpu.h has it");
     const int half = w.n_out / 32, of_unit = kUnitGroups / 2;
-    const auto multiply = [this, half](const float* y, int row, int rows, const Span& both) {
+    const auto multiply = [this](const float* y, int row, int rows, const Span& both) {
       const int group = both.group / 2, count = both.count / 2;
-      for (int m = 0; m < rows; m++)
-        for (int g = 0; g < count; g++) {
+      const auto all = [&](auto act) {
+        activate(row, rows, group, count, [&](int m, int g) {
           const float* at = y + m * kUnitColumns + 16 * g;
-          store_as(Kind{}, act_ + (row + m) * at_.act_stride + 16 * (group + g),
-                   mul(silu(load(at)), load(at + 16 * count)));
-        }
-      if (group + count == half)  // zeros up to whole blocks of pairs: what lies there may be no number
-        for (int m = 0; m < rows; m++)
-          for (int64_t c = m_.inner; c < at_.act_stride; c++) act_[(row + m) * at_.act_stride + c] = X(0);
+          return mul(act(load(at)), load(at + 16 * count));
+        });
+      };
+      m_.activation == WEFT_SILU ? all([](F x) { return silu(x); }) : all([](F x) { return gelu(x); });
     };
     panels(me, layer, kGateUp, w, x_, at_.x_stride, units_of(half, of_unit), multiply, [&](int u) {
       const int group = u * of_unit, count = std::min(of_unit, half - group);
       return UnitOf{{2 * group, 2 * count, 0}, {{group, count, 0}, {half + group, count, 16 * count}}, 2};
     });
+  }
+
+  // act(up), the input of `down` where there is no gate.
+  void up(weft::Member& me, int layer, const weft_matrix& w) const {
+    project(me, layer, kGateUp, w, x_, at_.x_stride, [this](const float* y, int row, int rows, const Span& span) {
+      const auto all = [&](auto act) {
+        activate(row, rows, span.group, span.count,
+                 [&](int m, int g) { return act(load(y + m * kUnitColumns + 16 * g)); });
+      };
+      m_.activation == WEFT_SILU ? all([](F x) { return silu(x); }) : all([](F x) { return gelu(x); });
+    });
+  }
+
+  // Groups of 16 inner features of some rows: made(row, group), both counted from the first of them.
+  template <class Made>
+  void activate(int row, int rows, int group, int count, Made made) const {
+    for (int m = 0; m < rows; m++)
+      for (int g = 0; g < count; g++)
+        store_as(Kind{}, act_ + (row + m) * at_.act_stride + 16 * (group + g), made(m, g));
+    if (16 * (group + count) == m_.inner)  // zeros up to whole blocks of pairs: what lies there may be no number
+      for (int m = 0; m < rows; m++)
+        for (int64_t c = m_.inner; c < at_.act_stride; c++) act_[(row + m) * at_.act_stride + c] = X(0);
   }
 
   // The columns of a unit: where they are in the matrix, and to adapters.
@@ -434,17 +466,44 @@ class Step {
     });
   }
 
-  // Root mean square norm (Zhang and Sennrich, 2019); the row is padded with zeros to whole blocks of pairs.
+  // The row is padded with zeros to whole blocks of pairs. `weight` NULL: it is only copied.
   void norm(const float* from, const float* weight, int size, X* to, int64_t padded) const {
-    const F factor = set1(inverse_root_mean_square(from, size));
-    for (int c = 0; c < size; c += 16) store_as(Kind{}, to + c, mul(mul(load(from + c), factor), load(weight + c)));
+    const auto each = [&](int c, F value) { store_as(Kind{}, to + c, value); };
+    const auto row = [from](int c) { return load(from + c); };
+    if (weight != nullptr)
+      normed(row, weight, size, each);
+    else
+      for (int c = 0; c < size; c += 16) each(c, row(c));
     for (int64_t c = size; c < padded; c++) to[c] = X(0);
   }
 
-  float inverse_root_mean_square(const float* from, int size) const {
+  // to(c, 16 columns from c on) of a row's norm: root mean square (Zhang and Sennrich, 2019), or LayerNorm (Ba et al.,
+  // arXiv 1607.06450).
+  template <class From, class To>
+  void normed(From from, const float* weight, int size, To to) const {
+    if (!m_.layer_norm) {
+      const F factor = set1(inverse_root_mean_square(from, size));
+      for (int c = 0; c < size; c += 16) to(c, mul(mul(from(c), factor), load(weight + c)));
+      return;
+    }
+    F total = zero();
+    for (int c = 0; c < size; c += 16) total = add(total, from(c));
+    const F mean = set1(sum(total) / float(size));
+    const auto centred = [&](int c) { return sub(from(c), mean); };
+    const F factor = set1(inverse_root_mean_square(centred, size));
+    for (int c = 0; c < size; c += 16) to(c, fma(mul(centred(c), factor), load(weight + c), load(weight + size + c)));
+  }
+
+  void root_mean_square_norm(float* x, const float* weight, int size) const {
+    const F factor = set1(inverse_root_mean_square([x](int c) { return load(x + c); }, size));
+    for (int c = 0; c < size; c += 16) store(x + c, mul(mul(load(x + c), factor), load(weight + c)));
+  }
+
+  template <class From>
+  float inverse_root_mean_square(From from, int size) const {
     F squares = zero();
     for (int c = 0; c < size; c += 16) {
-      const F value = load(from + c);
+      const F value = from(c);
       squares = fma(value, value, squares);
     }
     return 1.0f / std::sqrt(sum(squares) / float(size) + m_.eps);
@@ -453,19 +512,18 @@ class Step {
   // Head `head` of token t's q|k|v, which is changed where it lies.
   void place_head(float* x, int head, int t, int layer, const weft_layer& w) const {
     const int dim = m_.head_dim, kv_head = (head - m_.heads) % m_.kv_heads;
-    const float* cosine = cosine_ + int64_t(t) * dim;
+    const weft_row& owner = row_of(t);
+    const int position = owner.position + t - owner.start;
     if (head < m_.heads) {
-      const F scale = set1(m_.query_scale);
-      turn(x, w.q_norm, w.fixed ? nullptr : cosine);
+      const F scale = set1(m_.query_growth > 0 ? m_.query_scale * growth(position) : m_.query_scale);
+      turn(x, w.q_norm, t, w.rope);
       for (int d = 0; d < dim; d += 16)
         store_as(Kind{}, q_ + t * at_.q_stride + head * dim + d, mul(load(x + d), scale));
       return;
     }
-    const weft_row& owner = row_of(t);
-    const int position = owner.position + t - owner.start;
     const Pages pages = pages_of(owner, layer, kv_head);
     if (head < m_.heads + m_.kv_heads) {
-      turn(x, w.k_norm, w.fixed ? nullptr : cosine);
+      turn(x, w.k_norm, t, w.rope);
       char* keys = const_cast<char*>(pages.keys(position));
       int4_kv() ? append_int4_keys(keys, position % 16, x, dim) : append_keys(Kind{}, keys, position % 16, x, dim);
     } else {
@@ -479,6 +537,10 @@ class Step {
     }
   }
 
+  float growth(int position) const {
+    return 1.0f + m_.query_growth * float(std::log(1.0 + double(position / m_.growth_tokens)));
+  }
+
   // A head's values are finite, also once they are rounded to what they are stored in.
   bool storable(const float* x) const {
     const F largest_kept = set1(int4_kv() ? 1.7e38f : std::is_same<Kind, Bf16Kind>::value ? 3.396e38f : 3.4028234e38f);
@@ -489,15 +551,13 @@ class Step {
     return sum(kept) == 16.0f;
   }
 
-  // Halves are paired, as in transformers: (a, b) -> (a cos - b sin, b cos + a sin). `cosine` NULL: only normed.
-  void turn(float* x, const float* norm_weight, const float* cosine) const {
-    const int dim = m_.head_dim, half = dim / 2;
-    if (norm_weight != nullptr) {
-      const F factor = set1(inverse_root_mean_square(x, dim));
-      for (int d = 0; d < dim; d += 16) store(x + d, mul(mul(load(x + d), factor), load(norm_weight + d)));
-    }
-    if (cosine == nullptr) return;
-    const float* sine = cosine + half;
+  // A head of token t, normed if it has not been with its row, and rotated by one of the model's ropes (-1: not). Halves
+  // are paired, as in transformers: (a, b) -> (a cos - b sin, b cos + a sin).
+  void turn(float* x, const float* norm_weight, int t, int rope) const {
+    if (norm_weight != nullptr && !m_.row_norms) root_mean_square_norm(x, norm_weight, m_.head_dim);
+    if (rope < 0) return;
+    const int half = m_.rope[rope].size / 2;
+    const float *cosine = cosine_of(rope, t), *sine = cosine + half;
     if (half % 16 == 0) {
       for (int d = 0; d < half; d += 16) {
         const F a = load(x + d), b = load(x + half + d), c = load(cosine + d), s = load(sine + d);
@@ -522,6 +582,7 @@ class Step {
     const int first = row.start + (place - units_[r]) * tile_tokens_, last = std::min(row.end, first + tile_tokens_);
     const int head = kv_head * group_ + part * kTile, heads = std::min(kTile, group_ - part * kTile);
     auto& tile = *reinterpret_cast<AttentionTile<Kind>*>(me.scratch());
+    tile.cap = m_.score_cap;
     int n = 0;
     for (int t = first; t < last; t++)
       for (int h = 0; h < heads; h++, n++) {
@@ -581,13 +642,19 @@ class Step {
   void angles(int t) const {
     const weft_row& row = row_of(t);
     const float position = float(row.position + t - row.start);
-    float* to = cosine_ + int64_t(t) * m_.head_dim;
-    for (int d = 0; d < m_.head_dim / 2; d++) {
-      const double angle = position * m_.inverse_frequency[d];
-      to[d] = float(std::cos(angle)) * m_.rope_scale;
-      to[m_.head_dim / 2 + d] = float(std::sin(angle)) * m_.rope_scale;
+    for (int r = 0; r < m_.ropes; r++) {
+      const weft_rope& rope = m_.rope[r];
+      const float* frequency = row.long_text ? rope.long_frequency : rope.inverse_frequency;
+      float* to = cosine_of(r, t);
+      for (int d = 0; d < rope.size / 2; d++) {
+        const double angle = position * frequency[d];
+        to[d] = float(std::cos(angle)) * rope.factor;
+        to[rope.size / 2 + d] = float(std::sin(angle)) * rope.factor;
+      }
     }
   }
+
+  float* cosine_of(int rope, int t) const { return cosine_ + (int64_t(rope) * tokens_ + t) * m_.head_dim; }
 
   void logits(weft::Member& me) const {
     me.share(s_.n_sampled, [&](int64_t i) {
@@ -603,6 +670,10 @@ class Step {
         Beside nothing;
         product<Kind>(me, m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, nothing);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
+        if (m_.logit_cap > 0)
+          for (int m = 0; m < rows; m++)
+            for (int c = 0; c < n; c += 16)
+              store(y + m * kUnitColumns + c, capped(load(y + m * kUnitColumns + c), set1(m_.logit_cap)));
         for (int m = 0; m < rows; m++)
           std::memcpy(to + int64_t(row + m) * m_.vocab + 16 * span.group, y + m * kUnitColumns, sizeof(float) * n);
       }

@@ -275,11 +275,35 @@ static inline F exp_negative(F x) {
   return where_less(x, low, zero(), mul(p, exponent(t)));
 }
 
-// x / (1 + e^-x), without overflow.
-static inline F silu(F x) {
-  F e = exp_negative(negative_abs(x));
-  F top = where_less(x, zero(), e, set1(1.0f));
+// x / (1 + e^-z), without overflow.
+static inline F by_logistic(F x, F z) {
+  F e = exp_negative(negative_abs(z));
+  F top = where_less(z, zero(), e, set1(1.0f));
   return mul(x, div(top, add(set1(1.0f), e)));
 }
+
+static inline F silu(F x) { return by_logistic(x, x); }
+
+// gelu in its tanh form (Hendrycks and Gimpel, arXiv 1606.08415): (1 + tanh u) / 2 is the logistic function of 2 u.
+static inline F gelu(F x) {
+  const F cube = mul(mul(x, x), x);
+  return by_logistic(x, mul(set1(1.5957691216057308f), fma(cube, set1(0.044715f), x)));
+}
+
+// tanh to 2 ulp: an odd polynomial near 0, where the other form loses digits.
+static inline F tanh(F x) {
+  const F size = negative_abs(x), e = exp_negative(add(size, size));
+  const F far = div(sub(set1(1.0f), e), add(set1(1.0f), e)), t = mul(x, x);
+  F p = set1(-0.005717045161873102f);
+  p = fma(p, t, set1(0.02065058797597885f));
+  p = fma(p, t, set1(-0.05374349653720856f));
+  p = fma(p, t, set1(0.13331490755081177f));
+  p = fma(p, t, set1(-0.3333328366279602f));
+  const F near = fma(mul(x, t), p, x);
+  return where_less(size, set1(-0.625f), where_less(x, zero(), sub(zero(), far), far), near);
+}
+
+// x drawn softly to within (-cap, cap).
+static inline F capped(F x, F cap) { return mul(cap, tanh(div(x, cap))); }
 
 }  // namespace WEFT_NS

@@ -10,9 +10,10 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 12
+#define WEFT_ABI 13
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2, WEFT_INT4 = 3 };  // kinds of numbers
+enum { WEFT_SILU = 0, WEFT_GELU = 1 };                                // gelu: its tanh form
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4, WEFT_E_MEMORY = -5 };
 
 // Instruction levels, worst first. A level is usable when it was compiled in and the CPU (and the kernel) has it.
@@ -25,18 +26,27 @@ typedef struct {       // y[n_out] = W[n_out, n_in] x[n_in] (* scale) (+ bias)
   int32_t n_in, n_out, kind, reserved;
 } weft_matrix;
 
-typedef struct {
-  const float* attention_norm;  // [hidden]
-  const float* mlp_norm;        // [hidden]
-  const float* q_norm;          // [head_dim] or NULL (Qwen3)
-  const float* k_norm;
-  weft_matrix qkv;      // [(heads + 2 kv_heads) * head_dim, hidden]
-  weft_matrix o;        // [hidden, heads * head_dim]
-  weft_matrix gate_up;  // [2 inner, hidden]: 32 rows of gate, the same 32 of up, and so on
-  weft_matrix down;     // [hidden, inner]
-  int32_t window;       // a token sees itself and window - 1 tokens before it; 0: all of them
-  int32_t fixed;        // 1: queries and keys are not rotated (NoPE)
+typedef struct {                     // norms: [hidden], with layer_norm what is added behind it; NULL: there is none
+  const float* attention_norm;       // before attention
+  const float* attention_post_norm;  // of what attention adds to the residual stream
+  const float* mlp_norm;             // before the MLP
+  const float* mlp_post_norm;        // of what the MLP adds
+  const float* q_norm;               // [head_dim] or NULL; with row_norms [heads * head_dim]
+  const float* k_norm;               // [head_dim] or NULL; with row_norms [kv_heads * head_dim]
+  weft_matrix qkv;                   // [(heads + 2 kv_heads) * head_dim, hidden]
+  weft_matrix o;                     // [hidden, heads * head_dim]
+  weft_matrix gate_up;               // [2 inner, hidden]: 32 rows of gate, the same 32 of up, and so on; or up alone
+  weft_matrix down;                  // [hidden, inner]
+  int32_t window;                    // a token sees itself and window - 1 tokens before it; 0: all of them
+  int32_t rope;                      // which of the model's; -1: queries and keys are not rotated (NoPE)
 } weft_layer;
+
+typedef struct {
+  const float* inverse_frequency;  // [size / 2]
+  const float* long_frequency;     // [size / 2], of rows that are `long_text`
+  float factor;                    // of cos and sin (1 but for yarn-like scalings)
+  int32_t size;                    // the first numbers of a head, which are rotated: even
+} weft_rope;
 
 // The tensor ranks that compute each layer together, of which this process is one (Megatron's split, S-LoRA's for
 // adapters). A rank writes to its own slot; an exchange makes all slots readable here, and sums over them are taken in
@@ -60,16 +70,21 @@ typedef struct {
   float top_share;          // a token attends to the best of its keys: so many of them; 0: to all (best_keys.h)
   const weft_layer* layer;  // [layers]
   const void* embedding;    // [vocab, hidden] row-major in `embedding_kind`; NULL: `hidden` comes from the stage before
-  const float* norm;        // [hidden]
+  const float* norm;        // [hidden], as the layers'
   weft_matrix head;         // [vocab, hidden]; of a rank its part of the vocabulary; no data: another stage has it
-  const float* inverse_frequency;  // [head_dim / 2]
-  void* kv;                        // [pages, layers, 2, kv_heads, page_tokens, head_dim], see attention.h and kv_int4.h
-  int32_t embedding_kind, page_tokens;
-  float rope_scale;                       // cos and sin are multiplied by it (1 but for yarn-like scalings)
+  const weft_rope* rope;    // [ropes]
+  void* kv;                 // [pages, layers, 2, kv_heads, page_tokens, head_dim], see attention.h and kv_int4.h
+  int32_t embedding_kind, page_tokens, ropes;
   int32_t kv_kind;                        // `kind`, or WEFT_INT4, for which head_dim is a multiple of 32
   float embedding_scale, residual_scale;  // of embeddings, and of what is added to the residual stream
   float query_scale;                      // of queries, whose products with keys go into a softmax
-  int32_t reserved;
+  float score_cap, logit_cap;             // c: scores, or logits, become c tanh(x / c); 0: they stay
+  float query_growth;  // g: queries at position p are also times 1 + g ln(1 + floor(p / growth_tokens))
+  int32_t growth_tokens;
+  int32_t activation;       // WEFT_SILU or WEFT_GELU
+  int32_t gated;            // 1: the MLP is act(gate) * up; 0: act(up)
+  int32_t layer_norm;       // 1: norms are LayerNorm with what is added; 0: RMSNorm
+  int32_t row_norms;        // 1: q_norm and k_norm are of all heads of a token together
   const weft_ranks* ranks;  // heads, inner and vocab are this rank's then; hidden is whole
   float* scores;            // with top_share: [threads][16][score_positions], 64-byte aligned
   int64_t score_positions;  // no fewer than any sequence has, a multiple of 64
@@ -94,6 +109,7 @@ typedef struct {
   int32_t start, end;   // tokens of the step
   int32_t position;     // absolute position of the first one
   int32_t page_offset;  // its pages begin here in page_table
+  int32_t long_text;    // 1: its positions are rotated by `long_frequency` (LongRoPE)
 } weft_row;
 
 typedef struct {

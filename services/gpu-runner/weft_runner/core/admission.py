@@ -20,7 +20,9 @@ class PoolLimits:
     page's KV, where it can be copied to host memory and back; 0: it cannot. `most_adapter_pages`: what adapters may
     hold together, where other pages are on a disk (None: no bound). `kv`: what it says of itself to runners that it
     exchanges KV with; None: to none. KV that nobody has claimed after `kv_claim_s` is dropped. The KV of a
-    batch of `layer_by_layer_tokens` prompt tokens or more is sent layer by layer (Splitwise, section 4.2).
+    batch of `layer_by_layer_tokens` prompt tokens or more is sent layer by layer (Splitwise, section 4.2). Positions
+    of requests that may become longer than `short_tokens` are rotated by factors of their own (LongRoPE; None: no such
+    model).
     """
 
     total_pages: int
@@ -40,6 +42,11 @@ class PoolLimits:
     kv_page_bytes: int = 0
     kv_claim_s: float = 10.0  # an offer is claimed in a moment; by then whoever was to claim it is gone
     layer_by_layer_tokens: float = inf
+    short_tokens: int | None = None
+
+    def is_long(self, start: Start) -> bool:
+        """Say whether positions are those of a long text: for a request's whole life, wherever it runs."""
+        return self.short_tokens is not None and len(start.prompt) + start.max_tokens > self.short_tokens
 
     def context_beside(self, n_pages: int) -> int:
         """Return the tokens of the longest sequence where something else holds `n_pages` pages."""

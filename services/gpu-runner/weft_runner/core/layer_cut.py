@@ -4,8 +4,7 @@ A decode step reads each weight once, so a layer costs its matrices, and the hea
 vocabulary of 128k beside layers of 8B is worth two layers and a half. The embedding is a lookup and costs nothing.
 """
 
-from weft.domain.model.config import ModelSpec
-from weft.domain.model.tensors import PROJECTIONS
+from weft.domain.model.spec import ModelSpec
 from weft_runner.errors import ExecutorUnavailable
 
 
@@ -33,7 +32,7 @@ def stage_layers(whole: ModelSpec, stage: int, stages: int) -> range:
 
 def layer_cost(spec: ModelSpec) -> int:
     """Count the numbers in a layer's matrices."""
-    sizes = (spec.projection(name) for name in PROJECTIONS)
+    sizes = (spec.projection(name) for name in spec.family.projections)
     return sum(n_in * n_out for n_in, n_out in sizes)
 
 

@@ -419,7 +419,8 @@ class RequestPool:
         is_full = self.preemption.parking.places_taken(now) >= limits.max_sequences
         if is_full and not start.allotment.parks:
             return no_capacity(start, free_pages, "sequences")
-        chain = self.reuse.chain(start) if start.sampling.prompt_logprobs is None else None
+        long = limits.is_long(start)
+        chain = self.reuse.chain(start, long=long) if start.sampling.prompt_logprobs is None else None
         shared = self.reuse.find(chain, [*start.prompt, *start.emitted])
         beside = limits.context_beside(adapters.pages_beside(digest, announced=True))
         base_len = len(start.prompt) + len(start.emitted)  # of the answer, what leaves room for its adapter
@@ -436,7 +437,7 @@ class RequestPool:
         sequence = Sequence(
             start, owner, gateway, admitted=self._admissions, now=now, max_context_tokens=context, chain=chain,
             eos=limits.eos.union(start.sampling.eos_token_ids),
-            mask=token_mask(start.sampling.allowed_token_ids, grammar, limits.vocab_size),
+            mask=token_mask(start.sampling.allowed_token_ids, grammar, limits.vocab_size), long=long,
         )  # fmt: skip
         self._admit(sequence, n_pages, shared)
         return None

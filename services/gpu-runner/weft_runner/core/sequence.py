@@ -48,14 +48,16 @@ class Sequence:
 
     __slots__ = (
         "adjustments", "admitted", "arrived", "chain", "departed", "doublings", "early", "end_tokens", "gateway",
-        "in_flight", "in_kv", "key", "mask", "max_len", "named_pages", "owner", "phase", "reservation_tokens", "start",
-        "stop_tokens", "swaps", "times", "tokens", "turn",
+        "in_flight", "in_kv", "key", "long", "mask", "max_len", "named_pages", "owner", "phase", "reservation_tokens",
+        "start", "stop_tokens", "swaps", "times", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
         self, start: Start, owner: Peer, gateway: str, *, admitted: int, now: float, max_context_tokens: int,
         chain: PageHashChain | None = None, eos: frozenset[int] = frozenset(), mask: TokenMask | None = None,
+        long: bool = False,
     ) -> None:  # fmt: skip
+        """`long`: its positions are rotated as those of a long text."""
         self.start, self.owner, self.gateway = start, owner, gateway
         self.key = start.request_id
         self.chain = chain
@@ -75,6 +77,7 @@ class Sequence:
         self.phase = SequencePhase.WAITING
         self.in_flight, self.turn = False, 0  # in a batch that is not complete yet; its number
         self.max_len = min(len(start.prompt) + start.max_tokens, max_context_tokens)
+        self.long = long
 
     @property
     def runs(self) -> bool:

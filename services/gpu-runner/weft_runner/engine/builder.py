@@ -227,7 +227,9 @@ class StepBuilder:
             pages = tuple(self._pool.pages.pages_of(row.key))
             guesses, pools = len(row.drafted), row.samples and sequence.start.sampling.pooling
             scored = guesses or sequence.scored(row.n_tokens, fed)
-            step_rows.append(StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools, guesses))
+            step_rows.append(
+                StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools, guesses, sequence.long)
+            )
         step = StepInput(tokens, tuple(step_rows), self._plan(batch.rows, len(tokens)), taken)
         sampled = tuple(s for row, s in zip(batch.rows, sequences, strict=True) if row.samples)
         return BuiltStep(batch, sequences, step, sampled, any(row.scored for row in step_rows), frozenset(unseen))

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import int4_kv_group
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.sources import SOURCES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.core.adapters.slots import MAX_SLOTS
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors.memory import (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import astuple, replace
 from typing import NamedTuple
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.errors import KvCacheTooSmall, OutOfMemory
 from weft_runner.executors.source import parts_of
 from weft_runner.memory_estimate import (

@@ -1,6 +1,6 @@
 """The kind `reference`: plain torch in fp32. It serves every model."""
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.executors.cpu import max_slots
 from weft_runner.executors.memory import check_host_memory as check_memory
 from weft_runner.executors.memory import host_limits as limits

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.domain.ids import RunnerId
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.errors import PolicyInvalid
 from weft_runner.model.checkpoint import Files, LoadProgress
 from weft_runner.model.partition import Partition, RankGrid, check_divisible

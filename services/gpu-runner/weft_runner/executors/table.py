@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft.telemetry.logs import kv
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.executors import cpu

@@ -14,6 +14,7 @@ from weft_runner.model.kv_memory import KvMemory, LocalKvMemory, NativeKvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter, LayerProgress
 from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, adapter_pairs
 from weft_runner.model.partition import Partition, RankGrid, check_divisible, stage_of
+from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.sampling import NativeSampler, SamplingArgs, mass_bits, masses, random_bits, sample
 from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity

@@ -10,26 +10,25 @@ has mapped it is not noticed before the next start; one that is cut short there 
 import json
 import mmap
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 
-from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.config import parse_model_config
 from weft.domain.model.errors import Refused
 from weft.domain.model.generation import tokenizer_eos
 from weft.domain.model.safetensors import MAX_MODEL_HEADER_BYTES, Header, TensorInfo, read_header
+from weft.domain.model.spec import LayerSpec, ModelSpec
 from weft.domain.model.tensors import (
-    BIASED,
     EMBEDDING,
     HEAD,
     NORM,
-    PROJECTIONS,
     check_model_tensors,
+    head_norms,
     layer_tensors,
-    module_name,
     some_of,
     whole_names,
 )
@@ -90,17 +89,20 @@ def map_file(file: BinaryIO) -> mmap.mmap:
 class LayerTensors:
     """One layer as it lies on disk: views, each in its stored dtype.
 
-    `projections`: the seven by name (`q_proj`), each [out, in]; `biases`: [out] of those that have one.
+    `projections`: those that the family has by name (`q_proj`), each [out, in]; `biases`: [out] of those that have one.
+    Norms are what is multiplied with, [H], or with LayerNorm that and what is added, [2, H]; None: there is none.
+    `q_norm`, `k_norm`: of a head [D], or of all of them.
     """
 
-    attention_norm: Array  # [H]
-    mlp_norm: Array  # [H]
+    attention_norm: Array | None
+    attention_post_norm: Array | None
+    mlp_norm: Array | None
+    mlp_post_norm: Array | None
     projections: Mapping[str, Array]
     biases: Mapping[str, Array]
-    q_norm: Array | None  # [D]
-    k_norm: Array | None  # [D]
-    window: int
-    rotates: bool
+    q_norm: Array | None
+    k_norm: Array | None
+    spec: LayerSpec
 
 
 class LoadProgress(Protocol):
@@ -137,8 +139,8 @@ class Checkpoint:
 
     @property
     def norm(self) -> Array:
-        """[H]"""
-        return self.tensor(NORM)
+        """[H], or [2, H] with LayerNorm."""
+        return self._norm(NORM.removesuffix(".weight"))
 
     @property
     def head(self) -> Array:
@@ -148,20 +150,37 @@ class Checkpoint:
     def layer(self, index: int) -> LayerTensors:
         """One layer, not stacked. Raises StoppedAtStart."""
         spec, prefix = self.spec, f"model.layers.{index}"
-
-        def head_norm(name: str) -> Array | None:
-            return self.tensor(f"{prefix}.self_attn.{name}.weight") if spec.qk_norm else None
-
-        return LayerTensors(
-            attention_norm=self.tensor(f"{prefix}.input_layernorm.weight"),
-            mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight"),
-            projections={name: self.tensor(f"{module_name(index, name)}.weight") for name in PROJECTIONS},
-            biases={name: self.tensor(f"{module_name(index, name)}.bias") for name in BIASED if spec.qkv_bias},
-            q_norm=head_norm("q_norm"),
-            k_norm=head_norm("k_norm"),
-            window=spec.windows[index],
-            rotates=index not in spec.nope_layers,
+        projections, biases = dict[str, Array](), dict[str, Array]()
+        for module, held in spec.family.modules.items():
+            projections |= self._parts(f"{prefix}.{module}.weight", held)
+            if held[0] in spec.biases:
+                biases |= self._parts(f"{prefix}.{module}.bias", held)
+        before, behind, before_mlp, behind_mlp = (
+            self._norm(f"{prefix}.{name}") if name else None for name in spec.family.norms.value
         )
+        heads = {name: self._scaled(f"{prefix}.self_attn.{name}") for name, _ in head_norms(spec)}
+        return LayerTensors(
+            before, behind, before_mlp, behind_mlp, projections, biases, heads.get("q_norm"), heads.get("k_norm"),
+            spec.by_layer[index],
+        )  # fmt: skip
+
+    def _parts(self, name: str, held: Sequence[str]) -> dict[str, Array]:
+        """View each projection's rows of a tensor that holds them under each other."""
+        whole, first, parts = self.tensor(name), 0, dict[str, Array]()
+        for projection in held:
+            rows = self.spec.projection(projection)[1]
+            parts[projection] = whole[first : first + rows]
+            first += rows
+        return parts
+
+    def _norm(self, name: str) -> Array:
+        scaled = self._scaled(name)
+        return np.stack([scaled, self.tensor(f"{name}.bias")]) if self.spec.family.layer_norm else scaled
+
+    def _scaled(self, name: str) -> Array:
+        """Read what a norm multiplies with: its stored weight, or one more."""
+        weight, offset = self.tensor(f"{name}.weight"), self.spec.family.norm_offset
+        return weight.astype(np.float32) + np.float32(offset) if offset else weight
 
     def release(self, *names: str) -> None:
         """These have been read: their pages may leave memory. Reading a view again brings them back from disk."""
@@ -202,7 +221,7 @@ def open_checkpoint(
         raise WeightsInvalid(error.message) from error
     stored = {
         name: MappedTensor(mapped[shard], info)
-        for shard, header in whole_names(headers).items()
+        for shard, header in whole_names(headers, spec).items()
         for name, info in header.tensors.items()
     }
     if progress is None:

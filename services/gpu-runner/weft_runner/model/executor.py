@@ -7,7 +7,7 @@ is done) and weight streaming; a whole step is layers [0, L). Executors own no p
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.core.drafts.drafter import Search
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost

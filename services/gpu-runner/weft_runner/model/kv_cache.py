@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 
 
 class KvCache:

@@ -1,16 +1,18 @@
 """An adapter's tensors as LoRA sites of the model: stacked by input, at their true ranks. Nothing is merged, ever."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from weft.domain.model.adapter import LoraTensors, pair_tensors
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.errors import Refused
+from weft.domain.model.families import Family
+from weft.domain.model.spec import ModelSpec
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32, Array
 
+DTYPES = {FLOAT32, FLOAT16, BFLOAT16}
 # site -> the projections that read its input, in the order of the stacked base matrix
 SITES: tuple[tuple[str, ...], ...] = (
     ("q_proj", "k_proj", "v_proj"),
@@ -19,7 +21,11 @@ SITES: tuple[tuple[str, ...], ...] = (
     ("down_proj",),
 )
 QKV, OUT, GATE_UP, DOWN = range(4)
-DTYPES = {FLOAT32, FLOAT16, BFLOAT16}
+
+
+def sites_of(family: Family) -> tuple[tuple[str, ...], ...]:
+    """Name the projections of each site that a family has."""
+    return tuple(tuple(name for name in names if name in family.projections) for names in SITES)
 
 
 class Scales(Protocol):
@@ -35,6 +41,7 @@ class LoraPair:
     """One adapted projection, y += scale * B (A x), in the dtype the adapter is stored in.
 
     With tensor parallelism what one device has of it (`model.partition`): `a` may have some of the r rows alone.
+    `module`: the name by which its configuration has its scale.
     """
 
     projection: str
@@ -45,6 +52,7 @@ class LoraPair:
     n_out: int
     rank: int
     out_start: int = 0  # where b's outputs begin in those of the base here
+    module: str = ""
 
 
 AdapterPairs = tuple[tuple[tuple[LoraPair, ...], ...], ...]  # [layer][site], projections in the order of `SITES`
@@ -56,22 +64,29 @@ def adapter_pairs(tensors: Mapping[str, Array], scales: Scales, spec: ModelSpec)
     Raises AdapterInvalid: no tensors, unknown or unpaired ones, shapes, ranks, dtypes, scales that are no numbers.
     """
     try:
-        found = {(pair.layer, pair.projection): _pair(pair, scales, spec) for pair in pair_tensors(tensors, spec)}
+        pairs = [made for pair in pair_tensors(tensors, spec) for made in _pairs(pair, scales, spec)]
+        found = {(layer, made.projection): made for layer, made in pairs}
     except Refused as error:
         raise AdapterInvalid(error.message) from error
 
     def site(layer: int, names: tuple[str, ...]) -> tuple[LoraPair, ...]:
         return tuple(pair for name in names if (pair := found.get((layer, name))) is not None)
 
-    return tuple(tuple(site(layer, names) for names in SITES) for layer in range(spec.layers))
+    return tuple(tuple(site(layer, names) for names in sites_of(spec.family)) for layer in range(spec.layers))
 
 
-def _pair(pair: LoraTensors[Array], scales: Scales, spec: ModelSpec) -> LoraPair:
+def _pairs(pair: LoraTensors[Array], scales: Scales, spec: ModelSpec) -> Iterator[tuple[int, LoraPair]]:
+    """Yield (layer, pair) of each projection that a module holds: one A for all, B's rows one behind the other."""
     a, b, module, rank = pair.a, pair.b, pair.module, pair.rank
     pair.check_shapes(spec)
     if strange := {a.dtype, b.dtype} - DTYPES:
         raise AdapterInvalid(f"{module} is {strange.pop()}; served are float32, float16 and bfloat16")
-    return LoraPair(pair.projection, a, b, scale_of(scales, module, rank), *spec.projection(pair.projection), rank)
+    scale, first = scale_of(scales, pair.trained, rank), 0
+    for name in pair.projections:
+        n_in, n_out = spec.projection(name)
+        own = b[first : first + n_out]
+        yield pair.layer, LoraPair(name, a, own, scale, n_in, n_out, rank, module=pair.trained)
+        first += n_out
 
 
 def scale_of(scales: Scales, module: str, rank: int) -> float:

@@ -19,7 +19,8 @@ each of them sends the residual stream to the rank of its place in the next stag
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.families import HeadNorms
+from weft.domain.model.spec import ModelSpec
 from weft_runner.core.layer_cut import stage_layers
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model.arrays import Array
@@ -62,9 +63,7 @@ class Partition:
         whole, layers = self.whole, self.layers
         return replace(
             whole,
-            layers=len(layers),
-            windows=whole.windows[layers.start : layers.stop],
-            nope_layers=tuple(layer - layers.start for layer in whole.nope_layers if layer in layers),
+            by_layer=whole.by_layer[layers.start : layers.stop],
             heads=self._heads.stop - self._heads.start,
             kv_heads=self._kv_heads.stop - self._kv_heads.start,
             intermediate_size=whole.intermediate_size // self.size,
@@ -77,7 +76,11 @@ class Partition:
         return replace(
             layer,
             projections={name: self._matrix(name, weight) for name, weight in layer.projections.items()},
-            biases={name: bias[self.outputs(name)] for name, bias in layer.biases.items()},
+            biases={
+                name: bias if name in ROW else bias[self.outputs(name)]
+                for name, bias in layer.biases.items()
+                if name not in ROW or self.rank == 0  # partial sums are added up: one of them has it
+            },
         )
 
     def embedding(self, embedding: Array) -> Array:
@@ -165,6 +168,11 @@ def check_divisible(spec: ModelSpec, size: int, *, even_heads: bool) -> None:
     `even_heads`: heads, too, so that pages have one size. Else it is enough that each rank has some key-value heads.
     Raises ExecutorUnavailable with every number that they cannot.
     """
+    if size > 1 and spec.family.head_norms is HeadNorms.ALL:
+        raise ExecutorUnavailable(
+            f"--tensor-parallel {size}: {spec.architecture} norms all heads of a token together, of which a rank has "
+            "some; ask for 1, or for a pipeline (--pipeline-parallel)"
+        )
     uneven = spec.kv_heads > size and spec.heads % spec.kv_heads == 0 and not even_heads
     shared = {
         "num_attention_heads": 0 if uneven else spec.heads,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.sampling import Floats, SamplingArgs
 from weft_runner.model.step import StepInput
@@ -21,15 +21,19 @@ def row_width(step: StepInput, spec: ModelSpec) -> int:
 
 
 def with_states(logits: Floats, rows: Floats, step: StepInput, norm: Floats, eps: float) -> Floats:
-    """Logits [S, V], with the normed rows [S, H] (fp32, RMSNorm) of hidden states in those that pool."""
+    """Logits [S, V], with the normed rows [S, H] (fp32) of hidden states in those that pool.
+
+    `norm`: RMSNorm's weights [H], or LayerNorm's and what it adds [2, H].
+    """
     if not step.pooled:
         return logits
     if (more := rows.shape[1] - logits.shape[1]) > 0:
         logits = np.pad(logits, ((0, 0), (0, more)))
     for place in step.pooled:
         x = rows[place]
+        x = x - np.mean(x, dtype=np.float32) if norm.ndim == 2 else x
         scale = np.float32(1.0) / np.sqrt(np.mean(np.square(x), dtype=np.float32) + np.float32(eps))
-        logits[place, : len(x)] = x * scale * norm
+        logits[place, : len(x)] = x * scale * norm[0] + norm[1] if norm.ndim == 2 else x * scale * norm
     return logits
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from weft_kernels.plan import SegmentPlan
 
 Ints = npt.NDArray[np.int32]
+ROW_FIELDS = 5
 
 
 @dataclass(slots=True)
@@ -27,7 +28,8 @@ class StepRow:
     token are wanted. `scored`: how many of the first tokens' logits are, without the last one's where it samples:
     those before a prompt's token whose probability is asked, or before a guess.
     `pools`: of the last token the hidden state is wanted, not logits (`model.pooling`). `guesses`: the last tokens,
-    which may be wrong: nothing of theirs may reach the tokens before them. Only `position` ever changes.
+    which may be wrong: nothing of theirs may reach the tokens before them. `long`: its positions are rotated as those
+    of a long text (LongRoPE). Only `position` ever changes.
     """
 
     start: int
@@ -38,6 +40,7 @@ class StepRow:
     scored: int = 0
     pools: bool = False
     guesses: int = 0
+    long: bool = False
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -56,7 +59,7 @@ class StepArrays:
     """A step as flat int32 arrays, each contiguous; their addresses hold as long as the step lives."""
 
     tokens: Ints  # [T]
-    rows: Ints  # [R, 4]: start, end, position, where its pages begin in `pages`
+    rows: Ints  # [R, ROW_FIELDS]: start, end, position, where its pages begin in `pages`, 1 for a long text
     pages: Ints  # [sum of the rows' pages]
     segments: Ints  # [S, 3]: start, end, slot
     sampled: Ints  # [S]: tokens whose logits are wanted: of each row the scored ones, and its last where it samples
@@ -101,7 +104,7 @@ class StepInput:
         if self._layout is not None:
             whole, _, (n_tokens, rows_end, *_) = self._layout
             whole[:n_tokens] = array("i", tokens)
-            whole[n_tokens + 2 : rows_end : 4] = array("i", positions)
+            whole[n_tokens + 2 : rows_end : ROW_FIELDS] = array("i", positions)
 
     def advance_speculatively(self) -> None:
         """Become the next iteration while only the device knows the tokens: each row is a position further."""
@@ -122,7 +125,7 @@ class StepInput:
             rows, whole, pages, sampled, guesses = self.rows, array("i", self.tokens), array("i"), array("i"), 0
             n_tokens = len(whole)
             for row in rows:
-                whole.extend((row.start, row.end, row.position, len(pages)))
+                whole.extend((row.start, row.end, row.position, len(pages), row.long))
                 pages.extend(row.pages)
                 sampled.extend(row.wanted)
                 guesses += row.guesses
@@ -154,7 +157,7 @@ class StepInput:
                 view[begin:end] for begin, end in pairwise((0, *ends))
             )
             self._arrays = StepArrays(
-                tokens, rows.reshape(-1, 4), pages, segments.reshape(-1, 3), sampled, taken, guesses
+                tokens, rows.reshape(-1, ROW_FIELDS), pages, segments.reshape(-1, 3), sampled, taken, guesses
             )  # fmt: skip
         return self._arrays
 

@@ -3,17 +3,18 @@
 Stacking q|k|v and gate|up makes one matrix product of three or two.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from weft.domain.model.config import ModelSpec
-from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
+from weft.domain.model.spec import LayerSpec, ModelSpec
+from weft.domain.model.tensors import EMBEDDING, HEAD, NORM
 from weft_runner.model.arrays import Array, check_finite
 from weft_runner.model.checkpoint import Checkpoint, Files, LoadProgress, open_checkpoint
 from weft_runner.model.host_tensors import tensor_of
+from weft_runner.model.lora import DOWN, GATE_UP, OUT, QKV, sites_of
 from weft_runner.model.partition import Partition
 
 Pack = Callable[[torch.Tensor], torch.Tensor]
@@ -23,20 +24,24 @@ Pack = Callable[[torch.Tensor], torch.Tensor]
 class LayerWeights:
     """One layer; matrices are [out, in], or packed (int32, `weft_kernels.triton.int4`).
 
-    What a family does not have is None; `window` 0: all tokens are seen. `rotates`: q and k are, by their positions.
+    What a family does not have is None. Norms are [H], or [2, H] with LayerNorm: what is multiplied with, and added.
     """
 
-    attention_norm: torch.Tensor  # [H]
     qkv: torch.Tensor  # [(heads + 2 kv_heads) * D, H]
     o: torch.Tensor  # [H, heads * D]
-    mlp_norm: torch.Tensor  # [H]
-    gate_up: torch.Tensor  # [2 I, H]
+    gate_up: torch.Tensor  # [2 I, H], or [I, H] of an MLP without a gate
     down: torch.Tensor  # [H, I]
-    qkv_bias: torch.Tensor | None = None  # [(heads + 2 kv_heads) * D]
-    q_norm: torch.Tensor | None = None  # [D]
-    k_norm: torch.Tensor | None = None  # [D]
-    window: int = 0
-    rotates: bool = True
+    attention_norm: torch.Tensor | None = None
+    attention_post_norm: torch.Tensor | None = None
+    mlp_norm: torch.Tensor | None = None
+    mlp_post_norm: torch.Tensor | None = None
+    qkv_bias: torch.Tensor | None = None  # of as many numbers as the matrix has outputs, as all biases
+    o_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None  # [D], or [heads * D]
+    k_norm: torch.Tensor | None = None  # [D], or [kv_heads * D]
+    spec: LayerSpec = field(default_factory=LayerSpec)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +53,7 @@ class ModelWeights:
 
     embedding: torch.Tensor  # [V, H]; [0, H] of a stage that does not begin the model
     layers: tuple[LayerWeights, ...]
-    norm: torch.Tensor  # [H]
+    norm: torch.Tensor  # [H], or [2, H] with LayerNorm
     head: torch.Tensor  # [V, H]; of a part, the rows of its vocabulary; [0, H] of a stage that does not end the model
 
     @property
@@ -112,7 +117,7 @@ def stacked_layer(
     matrix: Callable[[str, Array], torch.Tensor],
 ) -> LayerWeights:
     """Norms and biases on `device`, matrices as `matrix` makes them of their parts' names and stored numbers."""
-    layer = part.layer(checkpoint.layer(index))
+    layer, sites = part.layer(checkpoint.layer(index)), sites_of(part.whole.family)
     where = f"of layer {index}" + (f", part {part.rank} of {part.size}" if part.size > 1 else "")
 
     def of(name: str, array: Array) -> torch.Tensor:
@@ -121,24 +126,33 @@ def stacked_layer(
     def bias(name: str, array: Array) -> torch.Tensor:
         return _converted(f"{name} {where}", array, dtype, device)
 
-    def norm(name: str, array: Array) -> torch.Tensor:
-        return _converted(f"{name} {where}", array, torch.float32, device)
+    def norm(name: str, array: Array | None) -> torch.Tensor | None:
+        return None if array is None else _converted(f"{name} {where}", array, torch.float32, device)
 
-    def stack(arrays: Mapping[str, Array], *names: str) -> torch.Tensor:
-        return torch.cat([of(name, arrays[name]) for name in names])
+    def stack(site: int) -> torch.Tensor:
+        parts = [of(name, layer.projections[name]) for name in sites[site]]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]  # one alone may be a view of the mapped file
+
+    def biases(site: int) -> torch.Tensor | None:
+        found = [bias(name, layer.biases[name]) for name in sites[site] if name in layer.biases]
+        return torch.cat(found) if found else None
 
     stacked = LayerWeights(
-        attention_norm=norm("input_layernorm", layer.attention_norm),
-        qkv=stack(layer.projections, *BIASED),
-        o=of("o_proj", layer.projections["o_proj"]),
-        mlp_norm=norm("post_attention_layernorm", layer.mlp_norm),
-        gate_up=stack(layer.projections, "gate_proj", "up_proj"),
-        down=of("down_proj", layer.projections["down_proj"]),
-        qkv_bias=torch.cat([bias(name, layer.biases[name]) for name in BIASED]) if layer.biases else None,
-        q_norm=None if layer.q_norm is None else norm("q_norm", layer.q_norm),
-        k_norm=None if layer.k_norm is None else norm("k_norm", layer.k_norm),
-        window=layer.window,
-        rotates=layer.rotates,
+        qkv=stack(QKV),
+        o=stack(OUT),
+        gate_up=stack(GATE_UP),
+        down=stack(DOWN),
+        attention_norm=norm("the norm before attention", layer.attention_norm),
+        attention_post_norm=norm("the norm behind attention", layer.attention_post_norm),
+        mlp_norm=norm("the norm before the MLP", layer.mlp_norm),
+        mlp_post_norm=norm("the norm behind the MLP", layer.mlp_post_norm),
+        qkv_bias=biases(QKV),
+        o_bias=biases(OUT),
+        gate_up_bias=biases(GATE_UP),
+        down_bias=biases(DOWN),
+        q_norm=norm("q_norm", layer.q_norm),
+        k_norm=norm("k_norm", layer.k_norm),
+        spec=layer.spec,
     )
     checkpoint.release_layer(index)
     return stacked

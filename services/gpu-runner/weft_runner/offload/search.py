@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.errors import NoPolicyFits
 from weft_runner.offload.costs import BlockWork, Case, memory
 from weft_runner.offload.machine import MachineRates

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from weft.domain.model.config import ModelSpec
-from weft.domain.model.tensors import PROJECTIONS
+from weft.domain.model.families import PROJECTIONS
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.triton.entries import entry_bytes
 from weft_runner.core.layer_cut import stage_layers
 from weft_runner.offload.costs import BlockWork
@@ -101,7 +101,7 @@ def _on_gpu(spec: ModelSpec, machine: MachineRates, asked: RunnerRequest, layers
     search, context = _on_cpu(spec, machine, asked, layers), spec.max_positions
     entry = entry_bytes(len(layers), len(MATRICES), len(PROJECTIONS) * asked.max_rank)
     tables = 4 * -(-context // asked.page_tokens) + (0 if asked.max_adapters else entry)
-    beside = asked.max_adapters * entry + 4 * context * spec.head_dim
+    beside = asked.max_adapters * entry + 4 * context * spec.rotary_size
     budgets, host = search.budgets, asked.budgets.host_bytes
     if asked.reserve:
         beside += asked.budgets.device_bytes // GPU_MARGIN

@@ -7,7 +7,6 @@ of `ALIGN` bytes on every tier, so that a disk can be read past the page cache.
 
 from dataclasses import dataclass
 
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import (
     NUMBER_BYTES,
     int4_kv_group,
@@ -17,7 +16,7 @@ from weft.domain.model.packed import (
     stacked_shapes,
     vector_numbers,
 )
-from weft.domain.model.tensors import PROJECTIONS
+from weft.domain.model.spec import ModelSpec
 from weft_runner.errors import PolicyInvalid
 from weft_runner.offload.policy import Formats
 
@@ -107,10 +106,13 @@ def model_sizes(
     embedding_row = NUMBER_OF.get(spec.dtype, 4) * spec.hidden_size if layers.start == 0 else 0
     rank = adapter_rank + adapter_rank % 2
     widths = max(spec.hidden_size, spec.q_size) + spec.intermediate_size + spec.q_size + 3 * rank
-    row = number * (widths + 3 * 32) + 4 * (spec.q_size + 2 * spec.kv_size + spec.head_dim + 1)
+    _, behind, *_ = spec.family.norms.value
+    products = max(spec.q_size + 2 * spec.kv_size, spec.hidden_size if behind else 0)  # that are kept in fp32
+    row = number * (widths + 3 * 32) + 4 * (products + len(spec.ropes) * spec.head_dim + 1)
     fixed = 4 * (len(layers) * vector_numbers(spec) + spec.hidden_size)
     if on_gpu:  # see `weft_runner.memory_estimate.device_workspace`
-        row = NUMBER_BYTES[kind] * (2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size)
+        inner = spec.mlp_size + spec.intermediate_size
+        row = NUMBER_BYTES[kind] * (2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + inner)
     else:
         fixed += GATHERED_ROWS * (round_up(embedding_row, ALIGN) + ALIGN) * (layers.start == 0)
     return ModelSizes(
@@ -127,7 +129,7 @@ def model_sizes(
         row=row,
         logits_row=4 * spec.vocab_size if ends else 0,
         embedding_row=RESIDUAL * spec.hidden_size if on_gpu else embedding_row,
-        adapter=number * rank * len(layers) * sum(map(sum, map(spec.projection, PROJECTIONS))),
+        adapter=number * rank * len(layers) * sum(map(sum, map(spec.projection, spec.family.projections))),
         q_size=spec.q_size,
         windows=tuple(spec.windows[i] for i in layers),
         context=spec.max_positions,

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from weft.domain.model.config import ModelSpec, RopeSpec
+from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
 from weft_runner.errors import NoPolicyFits, OffloadError, PolicyInvalid
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.machine import MachineRates, machine_of
@@ -35,8 +35,9 @@ def spec_json(spec: ModelSpec) -> dict[str, Any]:
 def spec_of(fields: Mapping[str, Any]) -> ModelSpec:
     """Read `spec_json`'s form, also after JSON. Raises KeyError, TypeError: it is not whole."""
     spec = dict[str, Any](fields)
-    spec |= {name: tuple(spec[name]) for name in ("windows", "nope_layers")}
-    spec |= {"rope": RopeSpec(**spec["rope"]), "eos": frozenset[int]()}
+    ropes = (rope | {name: tuple(rope[name]) for name in ("short", "long")} for rope in spec["ropes"])
+    spec |= {"ropes": tuple(RopeSpec(**rope) for rope in ropes), "biases": tuple(spec["biases"])}
+    spec |= {"by_layer": tuple(LayerSpec(**layer) for layer in spec["by_layer"]), "eos": frozenset[int]()}
     return ModelSpec(**spec)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.model.adapter_store import AdapterStore, DeviceAdapter, HostTensorStore
 from weft_runner.model.arrays import Array
 from weft_runner.model.lora import Scales, adapter_pairs

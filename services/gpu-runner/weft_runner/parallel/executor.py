@@ -6,7 +6,7 @@ samples. Nothing is tried again: after a step that failed on one rank the others
 
 from collections.abc import Callable, Sequence
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Capabilities, LayerDone, Rows

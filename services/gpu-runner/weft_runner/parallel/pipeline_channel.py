@@ -7,7 +7,7 @@ wait for the data plane), so that a stage can begin to receive while it computes
 from collections import deque
 from typing import Protocol
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.model.executor import Rows
 
 

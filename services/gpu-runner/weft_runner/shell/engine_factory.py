@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from weft.domain.ids import RunnerId
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft.telemetry.logs import kv
 from weft.telemetry.progress import ByteProgress
 from weft_kernels.cpu.threads import cpu_quota
@@ -182,8 +182,9 @@ def pool_limits(
     return PoolLimits(
         total_pages=settings.kv_pages, page_tokens=settings.page_tokens, max_sequences=settings.max_sequences,
         max_adapters=slots, max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
-        vocab_size=spec.vocab_size, eos=spec.eos, batch=batch_limits(settings), host_bytes=settings.host_mib << 20,
-        page_bytes=page_bytes, keep_copies=keep_copies, swap_page_bytes=page_bytes if swaps else 0,
+        vocab_size=spec.vocab_size, eos=spec.eos, short_tokens=spec.short_tokens, batch=batch_limits(settings),
+        host_bytes=settings.host_mib << 20, page_bytes=page_bytes, keep_copies=keep_copies,
+        swap_page_bytes=page_bytes if swaps else 0,
         most_adapter_pages=settings.kv_pages - by_hand.kv_disk_pages - by_hand.kv_host_pages,
     )  # fmt: skip
 

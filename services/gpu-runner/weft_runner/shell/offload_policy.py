@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft.telemetry.logs import kv
 from weft_runner.errors import NoPolicyFits, OffloadError
 from weft_runner.executors import OffloadPolicy, settle_executor

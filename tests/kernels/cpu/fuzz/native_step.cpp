@@ -125,6 +125,7 @@ struct Model {
   weft_model m{};
   bool wild;  // numbers that no model should have
   std::vector<weft_layer> layers;
+  std::vector<weft_rope> ropes;
   std::vector<std::vector<weft_lora_site>> adapters;
   std::vector<const weft_lora_site*> slots;
   int site_rank = 0;
@@ -143,34 +144,53 @@ struct Model {
     m.kv_kind = m.head_dim % 32 == 0 && in.one_in(3) ? WEFT_INT4 : m.kind;
     m.page_tokens = 16 * (1 + in.below(4));
     m.eps = in.one_in(8) ? 0.0f : 1e-5f;
-    m.rope_scale = in.one_in(4) ? 1.3f : 1.0f;
+    m.score_cap = in.one_in(4) ? 2.0f : 0.0f;
+    m.logit_cap = in.one_in(4) ? 3.0f : 0.0f;
+    m.activation = in.of({WEFT_SILU, WEFT_GELU});
+    m.gated = !in.one_in(4);
+    m.layer_norm = in.one_in(4);
+    m.row_norms = in.one_in(4);
     m.embedding_scale = in.one_in(4) ? 12.0f : 1.0f;
     m.residual_scale = in.one_in(4) ? 0.2f : 1.0f;
     m.query_scale = in.one_in(4) ? 0.02f : 0.1f;
+    m.query_growth = in.one_in(4) ? 0.1f : 0.0f;
+    m.growth_tokens = 1 + in.below(40);
     m.top_share = in.of({0.0f, 0.0f, 0.3f, 1.0f, 1e-6f});
     m.embedding_kind = in.of({WEFT_BF16, WEFT_FP32});
-    const bool norms = in.one_in(2), bias = in.one_in(2);
+    const bool norms = in.one_in(2) || m.row_norms, bias = in.one_in(2), post = in.one_in(4),
+               pre = !post || in.one_in(2);
+    ropes.resize(size_t(1 + in.below(2)));
+    for (weft_rope& rope : ropes) {
+      rope.factor = in.one_in(4) ? 1.3f : 1.0f;
+      rope.size = in.one_in(4) ? 2 * (1 + in.below(m.head_dim / 2)) : m.head_dim;
+      float* frequency = floats(rope.size / 2, 0.0f);
+      for (int d = 0; d < rope.size / 2; d++) frequency[d] = std::pow(10000.0f, -2.0f * float(d) / float(rope.size));
+      rope.inverse_frequency = rope.long_frequency = frequency;
+    }
+    m.rope = ropes.data();
+    m.ropes = int32_t(ropes.size());
+    const auto norm = [&](bool is_there) { return is_there ? floats(m.hidden * 2, 1.5f) : nullptr; };
+    const int q_norm = m.head_dim * (m.row_norms ? m.heads : 1), k_norm = m.head_dim * (m.row_norms ? m.kv_heads : 1);
     layers.resize(size_t(m.layers));
     for (weft_layer& layer : layers) {
-      layer.attention_norm = floats(m.hidden, 1.5f);
-      layer.mlp_norm = floats(m.hidden, 1.5f);
-      layer.q_norm = norms ? floats(m.head_dim, 1.5f) : nullptr;
-      layer.k_norm = norms ? floats(m.head_dim, 1.5f) : nullptr;
+      layer.attention_norm = norm(pre);
+      layer.attention_post_norm = norm(post);
+      layer.mlp_norm = norm(pre);
+      layer.mlp_post_norm = norm(post);
+      layer.q_norm = norms ? floats(q_norm, 1.5f) : nullptr;
+      layer.k_norm = norms ? floats(k_norm, 1.5f) : nullptr;
       layer.qkv = matrix((m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden, bias);
-      layer.o = matrix(m.hidden, m.heads * m.head_dim, false);
-      layer.gate_up = matrix(2 * m.inner, m.hidden, false);
-      layer.down = matrix(m.hidden, m.inner, false);
+      layer.o = matrix(m.hidden, m.heads * m.head_dim, bias);
+      layer.gate_up = matrix((m.gated ? 2 : 1) * m.inner, m.hidden, bias);
+      layer.down = matrix(m.hidden, m.inner, bias);
       layer.window = in.of({0, 0, 1, 5, 64, 70, 1000});
-      layer.fixed = in.one_in(4);
+      layer.rope = in.below(m.ropes + 1) - 1;
     }
     m.layer = layers.data();
     m.embedding = m.embedding_kind == WEFT_FP32 ? static_cast<const void*>(floats(m.vocab * m.hidden, 1.0f))
                                                 : bf16s(m.vocab * m.hidden, 1.0f);
-    m.norm = floats(m.hidden, 1.5f);
+    m.norm = norm(true);
     m.head = matrix(m.vocab, m.hidden, false);
-    float* frequency = floats(m.head_dim / 2, 0.0f);
-    for (int d = 0; d < m.head_dim / 2; d++) frequency[d] = std::pow(10000.0f, -2.0f * float(d) / float(m.head_dim));
-    m.inverse_frequency = frequency;
     adapters.resize(size_t(in.below(3)));
     for (auto& adapter : adapters) add_adapter(in, adapter);
     for (auto& adapter : adapters) slots.push_back(adapter.data());
@@ -228,7 +248,8 @@ struct Model {
 
   void add_adapter(Bytes& in, std::vector<weft_lora_site>& adapter) {
     const int kv = m.kv_heads * m.head_dim;
-    const std::vector<int> outs[4] = {{m.heads * m.head_dim, kv, kv}, {m.hidden}, {m.inner, m.inner}, {m.hidden}};
+    const std::vector<int> mlp(size_t(m.gated ? 2 : 1), m.inner);
+    const std::vector<int> outs[4] = {{m.heads * m.head_dim, kv, kv}, {m.hidden}, mlp, {m.hidden}};
     const int ins[4] = {m.hidden, m.heads * m.head_dim, m.hidden, m.inner};
     adapter.resize(size_t(m.layers) * 4);
     for (size_t i = 0; i < adapter.size(); i++) {
@@ -322,7 +343,7 @@ class Player {
       for (const Part& part : parts) {
         const Sequence& sequence = player.sequences_[size_t(part.sequence)];
         const int start = int(all_tokens.size()), end = start + part.end - part.begin;
-        all_rows.push_back({start, end, part.begin, int(all_pages.size())});
+        all_rows.push_back({start, end, part.begin, int(all_pages.size()), 0});
         all_tokens.insert(all_tokens.end(), sequence.tokens.begin() + part.begin, sequence.tokens.begin() + part.end);
         const int n_pages = (part.end + model.page_tokens - 1) / model.page_tokens;
         all_pages.insert(all_pages.end(), sequence.pages.begin(), sequence.pages.begin() + n_pages);

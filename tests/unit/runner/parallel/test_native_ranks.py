@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 import torch
 
+from harness.family_shapes import OTHER_FAMILIES, shape_of
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, as_tensor, cpu_executor, make_step, write_model
 from harness.ranks import base_of, settings_of
 from harness.waiting import PATIENCE_S
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu import Library, load, ranks
 from weft_runner.errors import ExecutorLost
 from weft_runner.executors import make_executor
@@ -45,7 +46,10 @@ RANKS: tuple[dict[str, int], ...] = (
 EVEN: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 192, "num_hidden_layers": 3, "vocab_size": 204}
 MODELS: dict[str, dict[str, Any]] = {
     "a key-value head each": {"num_attention_heads": 6, "num_key_value_heads": 2},
-    "heads that do not divide": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 32},
+    "heads that do not divide": {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "num_attention_heads": 9,
+        "num_key_value_heads": 3, "head_dim": 32, "sliding_window": None,
+    },
     "one key-value head for both": {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_attention_heads": 4,
         "num_key_value_heads": 1, "tie_word_embeddings": True,
@@ -55,6 +59,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 6, "sliding_window": 37,
     },
 }  # fmt: skip
+OTHERS = {family: shape_of(family, 3) | {"intermediate_size": 192, "vocab_size": 204} for family in OTHER_FAMILIES}
+DIVISIBLE = [family for family in OTHERS if not family.startswith("olmo")]  # OLMo norms all heads of a token together
 Row = tuple[Sequence[int], int, Sequence[int], int | None]
 
 
@@ -68,7 +74,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]
     @cache
     def make(name: str) -> Model:
         root: Path = tmp_path_factory.mktemp("models") / "m"
-        files = write_model(root, 5, **EVEN | MODELS[name])
+        files = write_model(root, 5, **(OTHERS[name] if name in OTHERS else EVEN | MODELS[name]))
         return Model(files, read_spec(files["config.json"]))
 
     return make
@@ -184,7 +190,7 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, "bf16") for name in MODELS),
+        *((name, "bf16") for name in (*MODELS, *OTHERS)),
         *((name, dtype) for name in list(MODELS)[::3] for dtype in ("fp32", "int8")),
     ],
 )
@@ -196,7 +202,11 @@ def test_stages_give_the_bits_of_one_executor(model_of, name, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [*((name, 2) for name in MODELS), ("heads that do not divide", 3), ("windows, heads of 16", 3)]
+    ("name", "size"),
+    [
+        *((name, 2) for name in (*MODELS, *DIVISIBLE)),
+        *((name, 3) for name in ("heads that do not divide", "windows, heads of 16")),
+    ],
 )
 def test_stages_of_tensor_ranks_give_the_bits_of_the_ranks_whatever_the_batch_the_chunks_and_the_threads(
     model_of, name, size
@@ -229,7 +239,7 @@ def test_slots_that_are_fetched_give_the_bits_of_shared_ones(model_of):
         assert equal(played(shared, batch(), 16), played(fetched, batch(), 16))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *DIVISIBLE])
 def test_ranks_in_fp32_give_the_logits_of_the_reference(model_of, name):
     model = model_of(name)
     flags = {"kv_pages": PAGES, "page_tokens": 16, "max_adapters": len(RANKS)}

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
+from weft.domain.model.config import parse_spec
+from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model import SITES, AdapterPairs, LoraPair, Partition, check_divisible, map_tensors
 from weft_runner.model.kv_cache import KvCache
@@ -116,9 +117,8 @@ def test_key_value_heads_that_do_not_divide_go_with_their_queries_and_the_first_
 # ---- adapters
 
 SPEC = ModelSpec(
-    "LlamaForCausalLM", vocab_size=64, hidden_size=16, intermediate_size=24, layers=1, heads=4, kv_heads=2, head_dim=4,
-    norm_eps=1e-6, max_positions=64, tied_embeddings=True, rope=RopeSpec(10_000.0), qkv_bias=False,
-    qk_norm=False, windows=(0,),
+    "LlamaForCausalLM", vocab_size=64, hidden_size=16, intermediate_size=24, heads=4, kv_heads=2, head_dim=4,
+    norm_eps=1e-6, max_positions=64, tied_embeddings=True, ropes=(RopeSpec(10_000.0),), by_layer=(LayerSpec(),),
 )  # fmt: skip
 Ranks = dict[str, int]
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from harness.waiting import PATIENCE_S
-from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
+from weft.domain.model.config import parse_spec
+from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core import DecodeTime, PrefillTime, layer_cost, make_profile
 from weft_runner.errors import ExecutorUnavailable, WeightsInvalid
@@ -28,9 +29,9 @@ from weft_runner.worker.loop import StageWork, WorkerLoop
 
 def spec_of(layers: int, vocab: int = 64) -> ModelSpec:
     return ModelSpec(
-        architecture="LlamaForCausalLM", vocab_size=vocab, hidden_size=32, intermediate_size=48, layers=layers,
-        heads=4, kv_heads=2, head_dim=8, norm_eps=1e-6, max_positions=256, tied_embeddings=False, rope=RopeSpec(1e4),
-        qkv_bias=False, qk_norm=False, windows=tuple(range(layers)),
+        architecture="LlamaForCausalLM", vocab_size=vocab, hidden_size=32, intermediate_size=48,
+        heads=4, kv_heads=2, head_dim=8, norm_eps=1e-6, max_positions=256, tied_embeddings=False,
+        ropes=(RopeSpec(1e4),), by_layer=tuple(map(LayerSpec, range(layers))),
     )  # fmt: skip
 
 
@@ -63,9 +64,9 @@ def test_every_layer_is_in_one_stage_and_no_cut_has_a_cheaper_dearest_stage(laye
 def test_a_large_head_is_worth_layers():
     """Llama 3.1 8B on four stages: 32 layers of 218 million numbers, a head of 525 million."""
     large = ModelSpec(
-        architecture="LlamaForCausalLM", vocab_size=128256, hidden_size=4096, intermediate_size=14336, layers=32,
+        architecture="LlamaForCausalLM", vocab_size=128256, hidden_size=4096, intermediate_size=14336,
         heads=32, kv_heads=8, head_dim=128, norm_eps=1e-5, max_positions=8192, tied_embeddings=False,
-        rope=RopeSpec(5e5), qkv_bias=False, qk_norm=False, windows=(0,) * 32,
+        ropes=(RopeSpec(5e5),), by_layer=(LayerSpec(),) * 32,
     )  # fmt: skip
     assert [len(stage_of(large, stage, 4).layers) for stage in range(4)] == [8, 9, 9, 6]
 

@@ -25,11 +25,13 @@ class PageHashChain:
 
     __slots__ = ("_last", "_page_tokens", "names")
 
-    def __init__(self, salt: str, adapter: str, page_tokens: int) -> None:
+    def __init__(self, salt: str, adapter: str, page_tokens: int, kind: str = "") -> None:
+        """`kind`: of the keys in the pages, where a model has several for one text."""
         self.names: list[bytes] = []
         self._page_tokens = page_tokens
         # each part by its own hash: no salt and adapter that together spell another pair's
-        self._last = sha256(sha256(salt.encode()).digest() + sha256(adapter.encode()).digest()).digest()
+        parts = (salt, adapter, kind) if kind else (salt, adapter)
+        self._last = sha256(b"".join(sha256(part.encode()).digest() for part in parts)).digest()
 
     def extend(self, tokens: Sequence[int], n_pages: int) -> list[bytes]:
         """The names of at least the first n pages of a text that only ever grows."""

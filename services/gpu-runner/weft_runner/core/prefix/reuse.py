@@ -24,10 +24,13 @@ class PrefixReuse:
         self._pages = pages
         self.tokens = self.host_tokens = self.queried = 0
 
-    def chain(self, start: Start) -> PageHashChain | None:
-        """The hashes of a request's pages; None: without a salt nothing is shared."""
+    def chain(self, start: Start, *, long: bool = False) -> PageHashChain | None:
+        """The hashes of a request's pages; None: without a salt nothing is shared.
+
+        `long`: its keys are rotated as those of a long text, and no other one's are alike.
+        """
         salt = start.cache_salt
-        return PageHashChain(salt, start.adapter, self._pages.page_tokens) if salt else None
+        return PageHashChain(salt, start.adapter, self._pages.page_tokens, "long" if long else "") if salt else None
 
     def find(self, chain: PageHashChain | None, text: list[int], at: int = 0) -> list[int]:
         """Full pages of a text that are there, from its page `at` on, as far as a token is left."""

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.domain.model.config import ModelSpec
-from weft.domain.model.tensors import module_name
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.structs import LoraSiteStruct, LoraSliceStruct, PackJob
 from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.arrays import NATIVE_KINDS, Array
-from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, scale_of
+from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, scale_of, sites_of
 from weft_runner.model.partition import Partition
 
 SLICE_BYTES = 256 << 10  # of the file: some 20 us
@@ -35,7 +34,7 @@ class Plan:
     """An adapter in memory that begins at 0, from a file that is mapped at 0.
 
     `jobs`: PackJob; `ends`: of each job in the sum of what all read; `sites` [L * 4]: LoraSiteStruct; `modules`: the
-    names of the projections, in the order of the present slices of `sites`.
+    names by which these have their scales, in the order of the present slices of `sites`.
     """
 
     jobs: Structs
@@ -68,9 +67,9 @@ class Planner:
     """Makes plans for one part of a model."""
 
     def __init__(self, library: Library, part: Partition, kind: int) -> None:
-        self._library, self._kind, self._first = library, kind, part.layers.start
+        self._library, self._kind = library, kind
         self._sizes: dict[tuple[int, int, int], int] = {}
-        self._starts = tuple(_starts(names, part.local) for names in SITES)
+        self._starts = tuple(_starts(names, part.local) for names in sites_of(part.whole.family))
 
     def plan(self, pairs: AdapterPairs, file: int = 0) -> tuple[Plan, list[Array]]:
         """The plan, and what its jobs read: the pairs' tensors, or copies of those that the native code cannot read."""
@@ -80,12 +79,7 @@ class Planner:
         for index, site in enumerate(by_site):
             if site:
                 sites[index] = self._site(writing, site, self._starts[index % N_SITES])
-        modules = [
-            module_name(layer, pair.projection)
-            for layer, of in enumerate(pairs, self._first)
-            for site in of
-            for pair in site
-        ]
+        modules = [pair.module for site in by_site for pair in site]
         plan = Plan(
             jobs=_array((PackJob * len(writing.jobs))(*writing.jobs)), ends=writing.ends, sites=_array(sites),
             modules=modules, n_bytes=writing.end,
@@ -95,14 +89,18 @@ class Planner:
         return plan, writing.kept
 
     def _site(self, writing: "_Writing", site: Sequence[LoraPair], starts: Mapping[str, int]) -> LoraSiteStruct:
-        """A tensor rank may have none of the rows of A; what all ranks have makes the whole."""
-        rows = [pair.a for pair in site if len(pair.a)]
+        """A tensor rank may have none of the rows of A; what all ranks have makes the whole.
+
+        Projections of one module have one A, which is there once.
+        """
+        own = [i == 0 or pair.a is not site[i - 1].a for i, pair in enumerate(site)]
+        rows = [pair.a for pair, new in zip(site, own, strict=True) if new and len(pair.a)]
         a = writing.add(rows, pad_in=32) if rows else writing.end
         struct, before = LoraSiteStruct(a=a, rank=sum(map(len, rows)), n_slices=len(site)), 0
-        for i, pair in enumerate(site):
+        for i, (pair, new) in enumerate(zip(site, own, strict=True)):
+            before += site[i - 1].rank if new and i else 0
             at, out_start = writing.add([pair.b], pad_in=2), starts[pair.projection] + pair.out_start
             struct.slice[i] = LoraSliceStruct(at, before, pair.rank, out_start, pair.n_out)
-            before += pair.rank
         return struct
 
     def _packed_bytes(self, n_out: int, n_in: int, pad_in: int) -> int:

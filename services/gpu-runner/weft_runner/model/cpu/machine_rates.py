@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import kv_token_bytes
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import ATTENTION_BLOCK
@@ -96,7 +96,7 @@ class _Layers:
     ) -> None:  # fmt: skip
         sizes = model_sizes(spec, Formats(weights))
         self._layers = max(1, min(spec.layers, min(most_bytes, WEIGHT_BYTES) // sizes.layer))
-        part = replace(spec, layers=self._layers, windows=spec.windows[: self._layers])
+        part = replace(spec, by_layer=spec.by_layer[: self._layers])
         self._model = SyntheticModel(
             library, pool, part, weights, distinct=self._layers, pages=SEQUENCES, int4_kv=kv == "int4"
         )

@@ -10,19 +10,23 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from weft.domain.model.config import ModelSpec
-from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
+from weft.domain.model.families import HeadNorms
+from weft.domain.model.spec import ModelSpec, RopeSpec
+from weft.domain.model.tensors import EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.structs import ABI, BF16, FP32, INT8, KINDS, Layer, Matrix, ModelStruct
+from weft_kernels.cpu.structs import ABI, ACTIVATIONS, BF16, FP32, INT8, KINDS, Layer, Matrix, ModelStruct, Rope
 from weft_kernels.cpu.threads import ThreadPool
 from weft_runner.model.arrays import NATIVE_KINDS, Array, check_finite, native
 from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model.lora import GATE_UP, sites_of
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.tiers.matrices import MatrixRows, MatrixStore, matrix_shapes
 
 LINE = 64  # bytes
+MATRICES = ("qkv", "o", "gate_up", "down")  # of a layer, as `Layer` calls those of its sites
+NO_BIASES: Mapping[str, Array] = {}
 
 
 class RowPacker:
@@ -108,34 +112,35 @@ class PackedWeights:
         layers = (Layer * spec.layers)(*(self._layer(index) for index in part.layers))
         self._kept.append(layers)
         embedding, head = self._embedding(), self._head()
+        ropes = (Rope * len(spec.ropes))(*(self._rope(rope, spec.head_dim) for rope in spec.ropes))
+        self._kept.append(ropes)
         self.model = ModelStruct(
             layers=spec.layers, hidden=spec.hidden_size, inner=spec.intermediate_size, heads=spec.heads,
             kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab=head.n_out,
             kind=FP32 if self._kind == FP32 else BF16, eps=spec.norm_eps, layer=layers,
             embedding=embedding if part.begins else None,
             norm=self._vector(NORM, np.asarray(checkpoint.norm, np.float32) / np.float32(spec.logit_divisor)),
-            head=head,
-            inverse_frequency=self._keep(inverse_frequencies(spec)), kv=None,
-            embedding_kind=NATIVE_KINDS.get(checkpoint.embedding.dtype, FP32), page_tokens=page_tokens, rope_scale=1.0,
-            embedding_scale=spec.embedding_scale, residual_scale=spec.residual_scale, query_scale=_query_scale(spec),
+            head=head, rope=ropes, ropes=len(ropes), kv=None, page_tokens=page_tokens,
+            embedding_kind=NATIVE_KINDS.get(checkpoint.embedding.dtype, FP32), **arithmetic_of(spec),
         )  # fmt: skip
+
+    def _rope(self, rope: RopeSpec, head_dim: int) -> Rope:
+        short, long = (self._keep(inverse_frequencies(rope, head_dim, long=long)) for long in (False, True))
+        return Rope(short, long, rope.attention_factor, rope.rotated_size(head_dim))
 
     def _layer(self, index: int) -> Layer:
         layer = self._part.layer(self._checkpoint.layer(index))
-        name = f"model.layers.{index}"
-        biases = [layer.biases[q] for q in BIASED] if layer.biases else None
-        packed = Layer(
-            attention_norm=self._vector(f"{name}.input_layernorm", layer.attention_norm),
-            mlp_norm=self._vector(f"{name}.post_attention_layernorm", layer.mlp_norm),
-            q_norm=None if layer.q_norm is None else self._vector(f"{name}.q_norm", layer.q_norm),
-            k_norm=None if layer.k_norm is None else self._vector(f"{name}.k_norm", layer.k_norm),
-            qkv=self._matrix(name, layer.projections, BIASED, biases),
-            o=self._matrix(name, layer.projections, ("o_proj",)),
-            gate_up=self._matrix(name, layer.projections, ("gate_proj", "up_proj"), beside=True),
-            down=self._matrix(name, layer.projections, ("down_proj",)),
-            window=layer.window,
-            fixed=not layer.rotates,
-        )
+        name, family = f"model.layers.{index}", self._part.whole.family
+        norms = (
+            "attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm",
+        )  # fmt: skip
+        made = {norm: self._vector(f"{name}, {norm}", getattr(layer, norm)) for norm in norms}
+        matrices = [
+            self._matrix(name, layer.projections, parts, layer.biases, beside=len(parts) > 1 and site == GATE_UP)
+            for site, parts in enumerate(sites_of(family))
+        ]
+        rope = -1 if layer.spec.rope is None else layer.spec.rope
+        packed = Layer(**made, **dict(zip(MATRICES, matrices, strict=True)), window=layer.spec.window, rope=rope)
         self._checkpoint.release_layer(index)
         return packed
 
@@ -144,15 +149,16 @@ class PackedWeights:
         name: str,
         tensors: Mapping[str, Array],
         parts: Sequence[str],
-        biases: Sequence[Array] | None = None,
+        biases: Mapping[str, Array] = NO_BIASES,
         *,
         beside: bool = False,
     ) -> Matrix:
         rows = MatrixRows(name, {part: tensors[part] for part in parts}, beside)
         n_out, n_in = rows.shape
         data, scale = self._store.add(rows)
-        wide = None if biases is None else np.concatenate([bias.astype(np.float32) for bias in biases])
-        bias = None if wide is None else self._vector(f"{name} biases", wide)
+        given = {part: biases[part].astype(np.float32) for part in parts if part in biases}
+        wide = np.concatenate(MatrixRows(f"{name} biases", given, beside).in_order()) if given else None
+        bias = self._vector(f"{name} biases", wide)
         return Matrix(data=data, scale=scale, bias=bias, n_in=n_in, n_out=n_out, kind=self._kind)
 
     def _head(self) -> Matrix:
@@ -169,7 +175,10 @@ class PackedWeights:
         self._checkpoint.release(EMBEDDING)
         return address
 
-    def _vector(self, name: str, tensor: Array) -> int:
+    def _vector(self, name: str, tensor: Array | None) -> int | None:
+        """Keep numbers in fp32; None: there are none."""
+        if tensor is None:
+            return None
         check_finite(name, tensor)
         return self._keep(np.array(tensor, np.float32, order="C"))
 
@@ -178,9 +187,19 @@ class PackedWeights:
         return tensor.ctypes.data
 
 
-def _query_scale(spec: ModelSpec) -> float:
-    """Return the factor of queries, in fp32 also on the way where it is D ** -0.5."""
-    return float(1 / np.sqrt(np.float32(spec.head_dim))) if spec.attention_scale is None else spec.attention_scale
+def arithmetic_of(spec: ModelSpec) -> dict[str, float]:
+    """Return the factors, caps and kinds of a model's arithmetic, by the names that `ModelStruct` has for them.
+
+    The factor of queries is fp32 also on the way where it is D ** -0.5.
+    """
+    usual, family = float(1 / np.sqrt(np.float32(spec.head_dim))), spec.family
+    return {
+        "embedding_scale": spec.embedding_scale, "residual_scale": spec.residual_scale, "score_cap": spec.score_cap,
+        "query_scale": usual if spec.attention_scale is None else spec.attention_scale, "logit_cap": spec.logit_cap,
+        "activation": ACTIVATIONS[spec.activation], "gated": family.gated, "layer_norm": family.layer_norm,
+        "row_norms": family.head_norms is HeadNorms.ALL, "query_growth": spec.query_growth,
+        "growth_tokens": spec.growth_tokens,
+    }  # fmt: skip
 
 
 def unsupported_reason(part: Partition) -> str:

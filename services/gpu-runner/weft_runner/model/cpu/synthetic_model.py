@@ -8,18 +8,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import kv_token_bytes, stacked_shapes
+from weft.domain.model.spec import ModelSpec
+from weft.domain.model.tensors import head_norms
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8, KINDS, Layer, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8, KINDS, Layer, Matrix, ModelStruct, Rope, StepStruct
 from weft_kernels.cpu.threads import ThreadPool
+from weft_runner.model.cpu.packed_weights import arithmetic_of
 from weft_runner.offload.policy import WeightsFormat
 
 PAGE_TOKENS = 16
 SOURCE_BYTES = 64 << 20  # of the numbers that are packed, again for each part of a matrix
 
-Row = tuple[int, int, int, int]  # start, end, position, page_offset, as `weft_row`
+Row = tuple[int, int, int, int]  # start, end, position, page_offset
 
 
 class SyntheticModel:
@@ -39,8 +41,11 @@ class SyntheticModel:
         self._source = np.random.default_rng(0).standard_normal(min(whole, SOURCE_BYTES // 4), np.float32)
         own = [self._layer() for _ in range(distinct)]
         layers = (Layer * spec.layers)(*(own[i] if i < distinct else own[0] for i in range(spec.layers)))
-        for layer, window in zip(layers, spec.windows, strict=True):
-            layer.window = window
+        for layer, of_layer in zip(layers, spec.by_layer, strict=True):
+            layer.window, layer.rope = of_layer.window, -1 if of_layer.rope is None else of_layer.rope
+        sizes = [rope.rotated_size(spec.head_dim) for rope in spec.ropes]
+        halves = [self._address(np.full(size // 2, 0.5, np.float32)) for size in sizes]
+        ropes = (Rope * len(sizes))(*(Rope(at, at, 1.0, size) for at, size in zip(halves, sizes, strict=True)))
         del self._source
         kind = FP32 if weights == "fp32" else BF16  # of what layers compute with, and of KV unless it is in int4
         token = kv_token_bytes(spec, "fp32" if kind == FP32 else "bf16", int4=int4_kv)
@@ -48,21 +53,20 @@ class SyntheticModel:
         numbers = self._kv.array().view(np.uint16)  # small ones, and not alike: of keys with one score all are the best
         numbers[:] = np.random.default_rng(0).integers(0x3C00, 0x3C80, len(numbers), np.uint16)
         embedding = np.full((1, spec.hidden_size), 0x3F80, np.uint16)  # of ones, in bf16
-        self._kept += [layers, own]
+        self._kept += [layers, own, ropes]
         self.struct = ModelStruct(
             layers=spec.layers, hidden=spec.hidden_size, inner=spec.intermediate_size, heads=spec.heads,
             kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab=16, kind=kind, eps=1e-5, layer=layers,
-            embedding=self._address(embedding), norm=self._ones(spec.hidden_size), head=Matrix(), kv=self._kv.address,
-            page_tokens=PAGE_TOKENS, kv_kind=INT4 if int4_kv else kind,
-            inverse_frequency=self._address(np.full(spec.head_dim // 2, 0.5, np.float32)), rope_scale=1.0,
-            embedding_scale=1.0, residual_scale=1.0, query_scale=spec.query_scale,
+            embedding=self._address(embedding), norm=self._ones(2 * spec.hidden_size), head=Matrix(),
+            kv=self._kv.address, page_tokens=PAGE_TOKENS, kv_kind=INT4 if int4_kv else kind, rope=ropes,
+            ropes=len(ropes), **arithmetic_of(spec),
         )  # fmt: skip
 
     def step(self, n_tokens: int, rows: Sequence[Row], layers: range) -> Callable[[], None]:
         """What computes a step of these layers, as often as it is called; nothing is sampled."""
         tokens, table = np.zeros(n_tokens, np.int32), np.arange(self._pages, dtype=np.int32)
         hidden = np.ones((n_tokens, self._spec.hidden_size), np.float32)
-        of_rows = np.array(rows, np.int32)
+        of_rows = np.pad(np.array(rows, np.int32), ((0, 0), (0, 1)))  # of short texts
         workspace = MappedMemory(self._library.workspace_bytes(self.struct, n_tokens, 0, 0))
 
         def run() -> None:
@@ -77,11 +81,11 @@ class SyntheticModel:
 
     def _layer(self) -> Layer:
         spec = self._spec
-        norm, of_head = self._ones(spec.hidden_size), self._ones(spec.head_dim) if spec.qk_norm else None
-        qkv, o, gate_up, down = (self._matrix(n_out, n_in) for n_out, n_in in stacked_shapes(spec))
-        return Layer(
-            attention_norm=norm, mlp_norm=norm, q_norm=of_head, k_norm=of_head, qkv=qkv, o=o, gate_up=gate_up, down=down
-        )
+        norm = self._ones(2 * spec.hidden_size)  # LayerNorm adds what lies behind what it multiplies with
+        norms = [norm if name else None for name in spec.family.norms.value]
+        heads = {name: self._ones(size) for name, size in head_norms(spec)}
+        matrices = (self._matrix(n_out, n_in) for n_out, n_in in stacked_shapes(spec))
+        return Layer(*norms, heads.get("q_norm"), heads.get("k_norm"), *matrices)
 
     def _matrix(self, n_out: int, n_in: int) -> Matrix:
         memory = MappedMemory(self._library.packed_bytes(self._kind, n_out, n_in))

@@ -5,10 +5,13 @@ anything back from the device would raise.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.packed import stacked_shapes
+from weft.domain.model.spec import ModelSpec
+from weft.domain.model.tensors import head_norms
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.cuda.cuda_graphs import Outputs
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
@@ -59,16 +62,21 @@ def meta_weights(spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:
     def new(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    def norm(size: int) -> torch.Tensor:
-        return new(size, dtype=torch.float32)
+    hidden, qkv = spec.hidden_size, spec.q_size + 2 * spec.kv_size
+    norm = partial(new, *([2, hidden] if spec.family.layer_norm else [hidden]), dtype=torch.float32)
 
-    hidden, inner, qkv = spec.hidden_size, spec.intermediate_size, spec.q_size + 2 * spec.kv_size
+    def bias(name: str, size: int) -> torch.Tensor | None:
+        return new(size) if name in spec.biases else None
+
+    shapes = stacked_shapes(spec)
+    before, behind, mlp_before, mlp_behind = (norm() if name else None for name in spec.family.norms.value)
+    heads = {name: new(size, dtype=torch.float32) for name, size in head_norms(spec)}
     layers = tuple(
         LayerWeights(
-            norm(hidden), new(qkv, hidden), new(hidden, spec.q_size), norm(hidden), new(2 * inner, hidden),
-            new(hidden, inner), new(qkv) if spec.qkv_bias else None, norm(spec.head_dim) if spec.qk_norm else None,
-            norm(spec.head_dim) if spec.qk_norm else None, window,
+            new(*shapes[0]), new(*shapes[1]), new(*shapes[2]), new(*shapes[3]), before, behind, mlp_before, mlp_behind,
+            bias("q_proj", qkv), bias("o_proj", hidden), bias("up_proj", spec.mlp_size), bias("down_proj", hidden),
+            heads.get("q_norm"), heads.get("k_norm"), layer,
         )
-        for window in spec.windows
+        for layer in spec.by_layer
     )  # fmt: skip
-    return ModelWeights(new(spec.vocab_size, hidden), layers, norm(hidden), new(spec.vocab_size, hidden))
+    return ModelWeights(new(spec.vocab_size, hidden), layers, norm(), new(spec.vocab_size, hidden))

@@ -22,7 +22,7 @@ from weft_runner.model.arrays import Array
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
+from weft_runner.model.lora import LoraPair, Scales, adapter_pairs, sites_of
 from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import ROW_SITES
 
@@ -124,7 +124,8 @@ class PagedAdapterStore:
             raise AdapterInvalid(f"rank {rank} is above this runner's --max-rank {self._max_rank}")
         site_rank = max(sum(pair.rank for pair in site) for layer in pairs for site in layer)
         own = self._part.pairs(pairs)
-        adapter = [[_site(site, names) for site, names in zip(layer, SITES, strict=True)] for layer in own]
+        sites = sites_of(self._part.whole.family)
+        adapter = [[_site(site, names) for site, names in zip(layer, sites, strict=True)] for layer in own]
         plan = plan_image(adapter, self.tables.layout, self._pages.shape[1] // UNIT)
         return HostImage(self, adapter, plan, rank, site_rank)
 
@@ -208,14 +209,15 @@ class PagedAdapterStore:
 
 
 def layout_of(part: Partition, max_rank: int) -> Layout:
-    """Return the sites of a device's part of a model, in the order of `model.lora.SITES`."""
+    """Return the sites of a device's part of a model, in the order of `model.lora.sites_of`."""
 
     def shape(site: int, names: Sequence[str]) -> SiteShape:
         n_in = part.whole.projection(names[0])[0]
         outputs = [part.outputs(name) for name in names]
         return SiteShape(n_in // part.size if site in ROW_SITES else n_in, tuple(o.stop - o.start for o in outputs))
 
-    return Layout(part.local.layers, tuple(shape(site, names) for site, names in enumerate(SITES)), max_rank)
+    sites = sites_of(part.whole.family)
+    return Layout(part.local.layers, tuple(shape(site, names) for site, names in enumerate(sites)), max_rank)
 
 
 def slots_beside(part: Partition, pages: int, page_tokens: int, max_rank: int, element_bytes: int) -> int:

@@ -24,11 +24,13 @@ class TritonAttention:
     """The kernels of `weft_kernels.triton.attention`: for rows of one token a split context, for others tiles.
 
     kv: [pages, L, 2, N, P, D]; `sms`: multiprocessors; `block_m`: tokens of a tile of rows in prefill; `scale`: of a
-    query's scores.
+    query's scores; `cap`: theirs (`ModelSpec.score_cap`).
     """
 
-    def __init__(self, kv: torch.Tensor, step: DeviceStep, sms: int, block_m: int, scale: float) -> None:
-        self._kv, self._step, self._block_m, self._scale = kv, step, block_m, scale
+    def __init__(
+        self, kv: torch.Tensor, step: DeviceStep, sms: int, block_m: int, scale: float, cap: float = 0.0
+    ) -> None:  # fmt: skip
+        self._kv, self._step, self._block_m, self._scale, self._cap = kv, step, block_m, scale, cap
         self._usual = attention_splits(step.whole.rows, kv.shape[3], sms)
         self._scratch: attention.DecodeScratch | None = None
         self._launches: dict[int, list[Launch]] = {}  # of the whole step, by window
@@ -61,16 +63,16 @@ class TritonAttention:
     ) -> list[Launch]:  # fmt: skip
         """Launches with out, q and a layer."""
         launches = list[Launch]()
-        kv, step, scale = self._kv, self._step, self._scale
+        kv, step, scale, cap = self._kv, self._step, self._scale, self._cap
         if picked is not None and len(picked):
             splits = max(self._usual, LONG_SPLITS)
             if self._scratch is None:
                 self._scratch = attention.DecodeScratch.make(step.whole.rows, q.shape[1], splits, q.shape[2], q.device)
             decode = partial(attention.prepare_decode, splits=splits, scratch=self._scratch, usual=self._usual)
-            launches.append(decode(out, q, kv, step.rows, pages, picked, window=window, scale=scale))
+            launches.append(decode(out, q, kv, step.rows, pages, picked, window=window, scale=scale, cap=cap))
         if len(tiles):
             prefill = partial(attention.prepare_prefill, block_m=self._block_m)
-            launches.append(prefill(out, q, kv, step.rows, pages, tiles, window=window, scale=scale))
+            launches.append(prefill(out, q, kv, step.rows, pages, tiles, window=window, scale=scale, cap=cap))
         return launches
 
 

@@ -20,7 +20,7 @@ from weft_runner.memory_estimate import MemoryLimit
 from weft_runner.model.partition import Partition
 
 OLDEST = (8, 0)  # Ampere: bf16 in tensor cores, copies to shared memory that do not wait
-HEAD_DIMS = (16, 32, 64, 128, 256)
+HEAD_STEP, MAX_HEAD = 16, 256  # sizes of heads: multiples
 PAGE_TOKENS = (16, 32, 64, 128, 256)
 P = ParamSpec("P")
 S = TypeVar("S", bound="OnDevice")
@@ -195,8 +195,8 @@ def unsupported_reason(part: Partition, dtype: str, page_tokens: int, max_rank: 
         return f"--dtype {dtype}: computed are {', '.join(DTYPES)}"
     if page_tokens not in PAGE_TOKENS:
         return f"pages of {page_tokens} tokens: computed are {', '.join(map(str, PAGE_TOKENS))}"
-    if spec.head_dim not in HEAD_DIMS:
-        return f"head_dim {spec.head_dim}: computed are {', '.join(map(str, HEAD_DIMS))}"
+    if spec.head_dim % HEAD_STEP or spec.head_dim > MAX_HEAD:
+        return f"head_dim {spec.head_dim}: computed are multiples of {HEAD_STEP} up to {MAX_HEAD}"
     sizes = {"hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size}
     if odd := [f"{name} {size}" for name, size in sizes.items() if size % 16]:
         return f"{', '.join(odd)}: computed are multiples of 16"

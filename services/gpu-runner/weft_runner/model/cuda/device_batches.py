@@ -8,7 +8,7 @@ sums may depend on the number of rows.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.model.cuda.step import DeviceStep, Marks, StepTables
-from weft_runner.model.step import Ints, StepInput, StepRow
+from weft_runner.model.step import Ints, StepInput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +62,9 @@ def _part(step: StepInput, start: int, end: int) -> tuple[StepInput, Marks]:
     starts, ends = [row.start for row in step.rows], [row.end for row in step.rows]
     own = step.rows[bisect_right(ends, start) : bisect_left(starts, end)]
     rows = tuple(
-        StepRow(
-            max(row.start, start) - start, min(row.end, end) - start, row.position + max(start - row.start, 0),
-            row.pages, samples=False,
+        replace(
+            row, start=max(row.start, start) - start, end=min(row.end, end) - start,
+            position=row.position + max(start - row.start, 0), samples=False, scored=0, pools=False, guesses=0,
         )
         for row in own
     )  # fmt: skip

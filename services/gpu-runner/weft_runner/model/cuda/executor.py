@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec, RopeSpec
 from weft.domain.request import Sampling
 from weft_kernels.triton import attention, fused, int4
 from weft_runner.core.sampling import SampledToken, logit_adjustments
@@ -121,9 +121,8 @@ class CudaExecutor:
         self.adapters = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank, self._frames_of)
         self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
         self._flashinfer = self._library(kv) if sizes.flashinfer else None
-        half, positions = spec.head_dim // 2, torch.arange(max(sizes.context, sizes.tokens))  # also of warm-up steps
-        cos, sin = (of[:, 0, :half] for of in cos_sin(positions, tensor_of(inverse_frequencies(spec))))
-        rotary = torch.stack((cos, sin), dim=1).contiguous().to(self.at)
+        positions = torch.arange(max(sizes.context, sizes.tokens))  # also of warm-up steps
+        rotary = tuple(rotary_table(rope, spec.head_dim, positions).to(self.at) for rope in spec.ropes)
         self._device = DeviceContext(
             spec, part, self._tensor, kv, self.adapters.tables, rotary, self._processors(),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
@@ -306,7 +305,7 @@ class CudaExecutor:
 
     @on_device
     def _library(self, kv: KvCache) -> FlashInfer:
-        return FlashInfer(kv.tensor, self.spec.heads, self.spec.windows, self.spec.query_scale)
+        return FlashInfer(kv.tensor, self.spec.heads, self.spec.windows, self.spec.query_scale, self.spec.score_cap)
 
     def _attention(self, step: StepInput, here: DeviceStep) -> Attention:
         """Choose what attends in an eager step."""
@@ -316,8 +315,12 @@ class CudaExecutor:
         return self._flashinfer
 
     def _triton(self, here: DeviceStep) -> TritonAttention:
-        tensor, scale = self._device.kv.tensor, self.spec.query_scale
-        return TritonAttention(tensor, here, self._device.sms, self._prompt_tile, scale)
+        return self._triton_of(self._device.kv.tensor, here)
+
+    def _triton_of(self, kv: torch.Tensor, here: DeviceStep) -> TritonAttention:
+        """Make the kernels' attention over a cache `kv`."""
+        spec = self.spec
+        return TritonAttention(kv, here, self._device.sms, self._prompt_tile, spec.query_scale, spec.score_cap)
 
     @on_device
     def _record(self, sizes: Sizes) -> CudaGraphs:
@@ -377,7 +380,8 @@ class CudaExecutor:
         if not len(x):  # a chunk of a prompt; no kernel is launched on nothing
             return self._device.new(0, self.spec.vocab_size, dtype=torch.float32)
         normed = self._device.new(*x.shape)
-        fused.prepare_add_norm(x.contiguous(), self.spec.norm_eps)(normed, None, self._weights.norm)
+        x, layer_norm = x.contiguous(), self.spec.family.layer_norm
+        fused.prepare_norm(x, self.spec.norm_eps, layer_norm=layer_norm)(normed, x, self._weights.norm)
         found, done, rows = list[torch.Tensor](), 0, self._device.part.head_rows
         for piece in self._weights.head_pieces():
             whole = into if len(piece) == rows else None
@@ -386,6 +390,8 @@ class CudaExecutor:
         logits = self._tensor.logits(found[0] if len(found) == 1 else torch.cat(found, dim=1))
         if self.spec.logit_divisor != 1.0:
             logits.div_(self.spec.logit_divisor)
+        if self.spec.logit_cap:
+            logits.div_(self.spec.logit_cap).tanh_().mul_(self.spec.logit_cap)
         if step is not None and step.pooled:
             logits = torch.nn.functional.pad(logits, (0, row_width(step, self.spec) - logits.shape[1]))
             for row in step.pooled:
@@ -403,6 +409,16 @@ class CudaExecutor:
         if self._dtype != torch.float32:
             return torch.mm(x, piece.t(), out_dtype=torch.float32, out=into)
         return torch.mm(x, piece.t(), out=into)
+
+
+def rotary_table(rope: RopeSpec, head_dim: int, positions: torch.Tensor) -> torch.Tensor:
+    """Return lines of cos and sin, fp32 [positions, 2, R / 2]; with LongRoPE two of each position: short, long."""
+    lines = list[torch.Tensor]()
+    for long in (False, True)[: 2 if rope.long else 1]:
+        inverse = tensor_of(inverse_frequencies(rope, head_dim, long=long))
+        cos, sin = (of[:, 0, : len(inverse)] for of in cos_sin(positions, inverse, rope.attention_factor))
+        lines.append(torch.stack((cos, sin), dim=1))
+    return torch.stack(lines, dim=1).flatten(0, 1)
 
 
 def chunk_tokens(n_tokens: int) -> int:

@@ -47,12 +47,12 @@ def workspace_bytes(windows: Iterable[int]) -> int:
 class FlashInfer:
     """`Attention` of the step that was planned last, over one cache. Owned by the executor."""
 
-    def __init__(self, kv: torch.Tensor, heads: int, windows: Iterable[int], scale: float) -> None:
-        """kv: [pages, L, 2, N, P, D] in 16 bits; `scale`: of a query's scores. Its kernels are built here.
+    def __init__(self, kv: torch.Tensor, heads: int, windows: Iterable[int], scale: float, cap: float = 0.0) -> None:
+        """kv: [pages, L, 2, N, P, D] in 16 bits; `scale`, `cap`: of a query's scores. Its kernels are built here.
 
         Raises ExecutorUnavailable.
         """
-        self._kv, self._heads, self._scale = kv, heads, scale
+        self._kv, self._heads, self._scale, self._cap = kv, heads, scale, cap
         self._copied: torch.cuda.Event | None = None  # the last plan is on the device
         try:
             library: Any = importlib.import_module(PACKAGE)
@@ -74,7 +74,7 @@ class FlashInfer:
         for window, wrapper in self._wrappers.items():
             wrapper.plan(
                 queries, bounds, pages, last, self._heads, kv_heads, dim, page_tokens,
-                causal=True, sm_scale=self._scale, window_left=window - 1,  # -1: all
+                causal=True, sm_scale=self._scale, logits_soft_cap=self._cap or None, window_left=window - 1,  # -1: all
                 q_data_type=self._kv.dtype, kv_data_type=self._kv.dtype,
             )  # fmt: skip
         if self._kv.device.type == "cuda":
@@ -99,7 +99,7 @@ def page_table(arrays: StepArrays, page_tokens: int) -> tuple[Ints, Ints, Ints, 
 
     Pages that a row has beyond its context are left out.
     """
-    start, end, position, first = arrays.rows.T
+    start, end, position, first = arrays.rows[:, :4].T
     contexts = position + end - start
     used = -(-contexts // page_tokens)
     bounds = np.concatenate(([0], np.cumsum(used)))

@@ -17,7 +17,6 @@ from itertools import chain
 import numpy as np
 import torch
 
-from weft_kernels.triton import fused
 from weft_kernels.triton.chunks import chunk_table, count_chunks
 from weft_kernels.triton.lora import ChunkTable, expand_arguments
 from weft_runner.model.cuda.attention import TritonAttention
@@ -205,17 +204,15 @@ class PassingOps(TritonOps):
         device, step, spec = self._device, self._step, self._device.spec
         q = device.new(qkv.shape[0], spec.heads, spec.head_dim)
         out = device.new(qkv.shape[0], spec.q_size)
-        pending = self._taken()
+        norms, pending, rope = self._head_norms(qkv, weights), self._taken(), weights.spec.rope
         for part in self._parts:
             if len(self._parts) > 1:  # tokens of other parts, which its chunks may have, are of no row
                 self._own.fill_(-1)
                 self._own[part.start : part.end] = step.row_of[part.start : part.end]
             with self._host_kv.pages(layer, part) as pages:
-                fused.prepare_rope_write(
-                    q, device.kv.by_layer, qkv, step.rows, pages, self._own, part.chunked, device.cos_sin,
-                    spec.norm_eps, pending, rotates=weights.rotates,
-                )(q, qkv, weights.q_norm, weights.k_norm, 0, *expand_arguments(pending))  # fmt: skip
-                self._rows.attend_rows(out, q, 0, weights.window, pages, part.picked, part.tiles)
+                launch = self._rotation(q, device.kv.by_layer, qkv, pages, self._own, part.chunked, pending, rope)
+                launch(q, qkv, *norms, 0, *expand_arguments(pending))
+                self._rows.attend_rows(out, q, 0, weights.spec.window, pages, part.picked, part.tiles)
         return out
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import linear
 
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import stacked_shapes
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton import int4
 from weft_kernels.triton.attention import prefill_block
@@ -130,7 +130,7 @@ class _Bench:
         spec, context = self._spec, max(1, min(CONTEXT, self._spec.max_positions) // PAGE_TOKENS) * PAGE_TOKENS
         token, each = 2 * spec.kv_size * self._dtype.itemsize, context // PAGE_TOKENS
         rows = max(1, min(64, min(KV_BYTES, self._most) // (context * token)))
-        one = KvCache(replace(spec, layers=1, windows=(0,)), rows * each, PAGE_TOKENS, self._dtype, self._at)
+        one = KvCache(replace(spec, by_layer=spec.by_layer[:1]), rows * each, PAGE_TOKENS, self._dtype, self._at)
         pages = [tuple(range(i * each, (i + 1) * each)) for i in range(rows)]
         decode = [StepRow(i, i + 1, context - 1, own, samples=True) for i, own in enumerate(pages)]
         prompt = [StepRow(0, context, 0, pages[0], samples=True)]
@@ -144,7 +144,7 @@ class _Bench:
         tables = StepTables.of(step, DECODE_CHUNK, tile)
         here = DeviceStep(tables.shape, self._at)
         here.write(tables)
-        attention = TritonAttention(kv.tensor, here, self._sms, tile, spec.query_scale)
+        attention = TritonAttention(kv.tensor, here, self._sms, tile, spec.query_scale, spec.score_cap)
         q = torch.ones(tokens, spec.heads, spec.head_dim, dtype=self._dtype, device=self._at)
         return self._time_s(lambda: attention.attend(q, 0, 0))
 

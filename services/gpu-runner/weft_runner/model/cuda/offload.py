@@ -16,14 +16,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD
+from weft.domain.model.tensors import EMBEDDING, HEAD
 from weft_runner.errors import PolicyInvalid
 from weft_runner.memory_estimate import device_workspace, page_bytes
 from weft_runner.model.arrays import Array, check_finite
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cuda.activations import HostActivations
 from weft_runner.model.cuda.adapters import layout_of
-from weft_runner.model.cuda.attention import TritonAttention
 from weft_runner.model.cuda.device import CopyStream, Gpu, PinnedMemory, on_device
 from weft_runner.model.cuda.device_batches import DeviceBatch, device_batches
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes, chunk_tokens
@@ -37,6 +36,7 @@ from weft_runner.model.executor import Capabilities, LayerDone
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.kv_memory import KvMemory
+from weft_runner.model.lora import sites_of
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import StepInput
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of, state_of
@@ -224,11 +224,9 @@ class OffloadCudaExecutor(CudaExecutor):
         if self._host_kv is None:
             attend = [self._attention(one.step, one.here) for one in batches]
             return [TritonOps(device, one.here, of, nothing, widths) for one, of in zip(batches, attend, strict=True)]
-        tile, scale = self._prompt_tile, self.spec.query_scale
         return [
             PassingOps(
-                device, one.here, TritonAttention(device.kv.by_layer, one.here, device.sms, tile, scale),
-                nothing, widths, self._host_kv, parts,
+                device, one.here, self._triton_of(device.kv.by_layer, one.here), nothing, widths, self._host_kv, parts,
             )
             for one, parts in zip(batches, self._host_kv.begin(batches, layers), strict=True)
         ]  # fmt: skip
@@ -325,7 +323,7 @@ def _load(
     layers = list[LayerWeights]()
     for index in part.layers:
         tensors, name = part.layer(checkpoint.layer(index)).projections, f"model.layers.{index}"
-        for parts in (BIASED, ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
+        for parts in sites_of(part.whole.family):
             file.add(MatrixRows(name, {one: tensors[one] for one in parts}))
         layers.append(stacked_layer(checkpoint, part, index, dtype, device, empty))
     if part.ends:
@@ -348,7 +346,7 @@ class _StagedWeights:
         self.norm, self._layers, self._packer, self._tiers = norm, layers, packer, placement.tiers
         self._regions = region_groups(file.layout)
         self.has_head, self.packed = bool(file.layout.head), packer.packed
-        self.embedding = torch.empty(0, len(norm), dtype=packer.dtype, device=at)
+        self.embedding = torch.empty(0, norm.shape[-1], dtype=packer.dtype, device=at)
         self.device, self.layers_done = CopyStream(at), 0
         self._here: dict[str, torch.Tensor] = {}  # matrices that stay, by region
         self._host = PinnedMemory(placement.host_bytes, at)

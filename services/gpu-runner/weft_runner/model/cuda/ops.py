@@ -1,8 +1,9 @@
 """The operators of the decoder (`model.decoder`) as Triton kernels around matrix products, which are the library's.
 
 Those with int4 weights are ours (`weft_kernels.triton.int4`).
-A layer without adapters is 4 products and 5 kernels: two norms, rotation, attention, silu. Adapters add 4 shrinks and 2
-expands: those of q|k|v and gate|up happen in the kernels that read these next.
+A layer without adapters is 4 products and 5 kernels: two norms, rotation, attention, activation. Adapters add 4 shrinks
+and 2 expands: those of q|k|v and gate|up happen in the kernels that read these next. Families with norms behind
+attention and MLP, or of all heads of a token together, have a kernel more for each.
 """
 
 from collections.abc import Callable
@@ -11,15 +12,16 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.families import HeadNorms
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.triton import fused, int4, lora
-from weft_kernels.triton.lora import DeferredExpand, PartialSums
+from weft_kernels.triton.lora import ChunkTable, DeferredExpand, PartialSums
 from weft_kernels.triton.prepared import Launch
 from weft_kernels.triton.tables import LoraTables, SiteTables
 from weft_runner.model.cuda.attention import Attention
 from weft_runner.model.cuda.step import DeviceStep
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.lora import SITES
+from weft_runner.model.lora import QKV, SITES
 from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import COLUMN_SITES, TensorParallel
 from weft_runner.model.weights import LayerWeights
@@ -29,7 +31,7 @@ Widths = Callable[[int, int], int]  # (layer, site)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceContext:
-    """What all steps share: the cache, the adapters, the rotary table fp32 [positions, 2, D / 2], multiprocessors.
+    """What all steps share: the cache, the adapters, rotary tables (`executor.rotary_table`), multiprocessors.
 
     `spec` is of this device's `part` of the model; `tensor` are the others.
     """
@@ -39,7 +41,7 @@ class DeviceContext:
     tensor: TensorParallel
     kv: KvCache
     tables: LoraTables
-    cos_sin: torch.Tensor
+    cos_sin: tuple[torch.Tensor, ...]  # of each rope of the model
     sms: int
     side: torch.cuda.Stream | None  # where shrinks run beside the base's products; None: before them
 
@@ -81,16 +83,26 @@ class TritonOps:
         self._chunked = step.base_chunked if widths is None else step.chunked
         self._pending: DeferredExpand | None = None  # of the projection that was made last, for who reads it
         self._launches: dict[object, Launch] = {}  # prepared by one layer for those after it
+        self._norms_together = device.spec.family.head_norms is HeadNorms.ALL  # of a token, once they are whole
 
     def go_on(self, residual: torch.Tensor) -> None:
         """With the residual stream in another place."""
         self._residual = residual
         self._launches.pop(fused.prepare_add_norm, None)
 
-    def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+    def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor | None) -> torch.Tensor:
         x, spec = self._device.new(*self._residual.shape), self._device.spec
         if (launch := self._launches.get(key := fused.prepare_add_norm)) is None:
-            launch = self._launches[key] = fused.prepare_add_norm(self._residual, spec.norm_eps, spec.residual_scale)
+            launch = self._launches[key] = fused.prepare_add_norm(
+                self._residual, spec.norm_eps, spec.residual_scale, layer_norm=spec.family.layer_norm
+            )
+        launch(x, y, weight)
+        return x
+
+    def norm(self, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x, spec = torch.empty_like(y), self._device.spec
+        if (launch := self._launches.get(key := fused.prepare_norm)) is None:
+            launch = self._launches[key] = fused.prepare_norm(y, spec.norm_eps, layer_norm=spec.family.layer_norm)
         launch(x, y, weight)
         return x
 
@@ -125,8 +137,8 @@ class TritonOps:
         return device.tensor.summed(y, site)
 
     def _add_lora(self, y: torch.Tensor, partials: PartialSums, tables: SiteTables, site: int) -> None:
-        """At column sites the next kernel that reads y adds it; at row sites it is added to this device's outputs."""
-        if site in COLUMN_SITES:
+        """Leave it to the next kernel that reads y, at column sites; at others add it to this device's outputs."""
+        if site in COLUMN_SITES and not (site == QKV and self._norms_together):
             self._pending = DeferredExpand(partials, tables)
             return
         own = y if self._device.tensor.size == 1 else y[:, self._device.part.outputs(SITES[site][0])]
@@ -143,24 +155,49 @@ class TritonOps:
         return PartialSums(tensor.shrunk(own, site)[None].contiguous())
 
     def attention(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
-        device, step, spec = self._device, self._step, self._device.spec
+        device, step, spec, rope = self._device, self._step, self._device.spec, weights.spec.rope
         q = device.new(qkv.shape[0], spec.heads, spec.head_dim)  # not scaled
-        pending = self._taken()
-        key = fused.prepare_rope_write, _planes_shape(pending), weights.rotates
-        if (launch := self._launches.get(key)) is None:
-            launch = self._launches[key] = fused.prepare_rope_write(
-                q, device.kv.tensor, qkv, step.rows, step.pages, step.row_of, self._chunked, device.cos_sin,
-                spec.norm_eps, pending, rotates=weights.rotates,
-            )  # fmt: skip
-        launch(q, qkv, weights.q_norm, weights.k_norm, layer, *lora.expand_arguments(pending))
-        return self._attention.attend(q, layer, weights.window)
+        norms, pending = self._head_norms(qkv, weights), self._taken()
+        if (launch := self._launches.get(key := (fused.prepare_rope_write, _planes_shape(pending), rope))) is None:
+            made = self._rotation(q, device.kv.tensor, qkv, step.pages, step.row_of, self._chunked, pending, rope)
+            launch = self._launches[key] = made
+        launch(q, qkv, *norms, layer, *lora.expand_arguments(pending))
+        return self._attention.attend(q, layer, weights.spec.window)
+
+    def _rotation(
+        self, q: torch.Tensor, kv: torch.Tensor, qkv: torch.Tensor, pages: torch.Tensor, row_of: torch.Tensor,
+        chunked: ChunkTable, pending: DeferredExpand | None, rope: int | None,
+    ) -> Launch:  # fmt: skip
+        """What rotates q and k of these chunks by a rope of the model (None: by none) and writes k and v."""
+        device, spec, rows = self._device, self._device.spec, self._step.rows
+        table = None if rope is None else device.cos_sin[rope]
+        long = None if rope is None or not spec.ropes[rope].long else self._step.long
+        growth = spec.query_growth, spec.growth_tokens
+        return fused.prepare_rope_write(
+            q, kv, qkv, rows, pages, row_of, chunked, table, long, spec.norm_eps, pending, growth
+        )  # fmt: skip
+
+    def _head_norms(
+        self, qkv: torch.Tensor, weights: LayerWeights
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+        """The norms of q and k that are left to the rotation: those of all heads together are done here, in place."""
+        if not self._norms_together:
+            return weights.q_norm, weights.k_norm
+        spec = self._device.spec
+        if (launch := self._launches.get(key := fused.prepare_norm_heads)) is None:
+            made = fused.prepare_norm_heads(qkv, spec.heads, spec.kv_heads, spec.norm_eps)
+            launch = self._launches[key] = made
+        launch(qkv, weights.q_norm, weights.k_norm)
+        return None, None
 
     def gate(self, gate_up: torch.Tensor, layer: int) -> torch.Tensor:
         del layer
-        out = self._device.new(gate_up.shape[0], self._device.spec.intermediate_size)
-        pending = self._taken()
-        if (launch := self._launches.get(key := (fused.prepare_silu_mul, _planes_shape(pending)))) is None:
-            launch = self._launches[key] = fused.prepare_silu_mul(out, gate_up, self._chunked, pending)
+        spec, pending = self._device.spec, self._taken()
+        out = self._device.new(gate_up.shape[0], spec.intermediate_size)
+        if (launch := self._launches.get(key := (fused.prepare_gate, _planes_shape(pending)))) is None:
+            launch = self._launches[key] = fused.prepare_gate(
+                out, gate_up, self._chunked, pending, activation=spec.activation
+            )
         launch(out, gate_up, *lora.expand_arguments(pending))
         return out
 

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int32]
 Marks = npt.NDArray[np.bool_]
 ALIGNED = 4  # ints: every field begins at 16 bytes
 GRAPH_PROMPT_TOKENS = 64  # of a prompt and more, on average: what graphs of steps with prompts have room for
-PADDING = (0, -1, 0, 0, -1, -1, 0, -1, None)  # of each field; of pages only those of a step are copied
+PADDING = (0, -1, 0, 0, -1, -1, 0, -1, 0, None)  # of each field; of pages only those of a step are copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Shape:
         """(rows, columns) of each field, in the buffer's order; `pages` last."""
         return (
             (self.tokens, 1), (self.tokens, 1), (self.rows, 4), (self.turns, 4), (self.rows, 1), (self.tiles, 2),
-            (self.sampled, 1), (self.tokens, 1), (self.pages, 1),
+            (self.sampled, 1), (self.tokens, 1), (self.rows, 1), (self.pages, 1),
         )  # fmt: skip
 
     def holds(self, other: "Shape") -> bool:
@@ -110,7 +110,7 @@ class DeviceStep:
         self._device = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         views = [self._device[where] for where in at]
         self.tokens, self.row_of, self.picked, self.sampled = (views[i] for i in (0, 1, 4, 6))
-        self._taken, self.pages = views[7:]
+        self._taken, self.long, self.pages = views[7:]
         self.rows, self.tiles = views[2].view(-1, 4), views[5].view(-1, 2)
         self.chunked = ChunkTable(views[3].view(-1, 4), shape.block_m, shape.chunks)
         self.base_chunked = replace(self.chunked, table=self.chunked.table[: shape.base_turns])
@@ -121,8 +121,9 @@ class DeviceStep:
         arrays = tables.step.arrays
         row = np.arange(len(arrays.rows), dtype=np.int32)
         fields = (
-            arrays.tokens, np.repeat(row, arrays.rows[:, 1] - arrays.rows[:, 0]), arrays.rows, tables.chunks,
-            np.where(tables.single, row, -1), tables.tiles, arrays.sampled, arrays.taken, arrays.pages,
+            arrays.tokens, np.repeat(row, arrays.rows[:, 1] - arrays.rows[:, 0]), arrays.rows[:, :4], tables.chunks,
+            np.where(tables.single, row, -1), tables.tiles, arrays.sampled, arrays.taken, arrays.rows[:, 4:],
+            arrays.pages,
         )  # fmt: skip
         self._turn = 1 - self._turn
         for into, values, pad in zip(self._into[self._turn], fields, PADDING, strict=True):
@@ -145,7 +146,7 @@ class DeviceStep:
         self._hosts[self._turn][: self._small] = before[: self._small]
         into = self._into[self._turn]
         into[0][: arrays.tokens.size] = arrays.tokens
-        into[2][: arrays.rows.size] = arrays.rows.reshape(-1)
+        into[2][: 4 * len(arrays.rows)] = arrays.rows[:, :4].reshape(-1)
         self._copy(self._small)
         if tokens is not None:
             torch.clamp(tokens, min=0, out=self.tokens[: len(tokens)])

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_kernels.lora import LoraSite, LoraSlice
 from weft_runner.model.adapter_store import DeviceAdapter, HostTensorStore
 from weft_runner.model.arrays import Array
 from weft_runner.model.host_tensors import tensor_of
-from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, adapter_pairs
+from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, adapter_pairs, sites_of
 from weft_runner.model.partition import Partition
 
 
@@ -67,7 +67,8 @@ class TorchAdapterStore(HostTensorStore):
 
 def stack_adapter(pairs: AdapterPairs, spec: ModelSpec) -> AdapterWeights:
     """Pairs -> stacked sites in fp32, of one device's part or whole. A stage may have none: then its ranks are 0."""
-    sites = tuple(tuple(_site(site, names, spec) for site, names in zip(layer, SITES, strict=True)) for layer in pairs)
+    named = sites_of(spec.family)
+    sites = tuple(tuple(_site(site, names, spec) for site, names in zip(layer, named, strict=True)) for layer in pairs)
     present = [site for layer in sites for site in layer if site is not None]
     return AdapterWeights(
         sites=sites,

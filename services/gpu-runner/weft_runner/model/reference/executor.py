@@ -8,16 +8,14 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import Capabilities, LayerDone
-from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.pooling import row_width, with_hidden
 from weft_runner.model.reference.adapters import TorchAdapterStore
-from weft_runner.model.reference.ops import ReferenceOps, StepMaker
-from weft_runner.model.rope import inverse_frequencies
+from weft_runner.model.reference.ops import ReferenceOps, Rotation, StepMaker, capped
 from weft_runner.model.sampling import SamplingArgs, sample
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
@@ -44,7 +42,7 @@ class ReferenceExecutor:
     ) -> None:
         self.spec, self.adapters, self._weights, self._kv = spec, adapters, weights, kv
         self._tensor = TensorParallel(group or SingleProcessGroup())
-        self._steps = StepMaker(kv, tensor_of(inverse_frequencies(spec)), frozenset(spec.windows))
+        self._steps = StepMaker(kv, [Rotation.of(rope, spec.head_dim) for rope in spec.ropes], frozenset(spec.windows))
         self.page_bytes, self.torch_threads = kv.page_bytes, torch.get_num_threads()
         self.kv_memory = kv_memory(kv)
 
@@ -82,6 +80,7 @@ class ReferenceExecutor:
             return x
         sampled = ops.norm(x[prepared.sampled], self._weights.norm)
         logits = self._tensor.logits(F.linear(sampled, self._weights.head)) / self.spec.logit_divisor
+        logits = capped(logits, self.spec.logit_cap)
         if step.pooled:
             logits = F.pad(logits, (0, row_width(step, self.spec) - logits.shape[1]))
             for row in step.pooled:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.spec import ModelSpec, RopeSpec
 from weft_kernels.lora import LoraSite, add_lora, expand, shrink
 from weft_kernels.plan import SegmentPlan
 from weft_runner.model.decoder import cos_sin, rotate
+from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
+from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.tensor_parallel import TensorParallel
 from weft_runner.model.weights import LayerWeights
@@ -47,8 +49,8 @@ class PreparedStep:
     """The step as tensors."""
 
     tokens: torch.Tensor  # [T]
-    cos: torch.Tensor  # [T, 1, D]
-    sin: torch.Tensor
+    positions: torch.Tensor  # [T]
+    rotations: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # of each rope of the model: cos and sin [T, 1, R]
     written: torch.Tensor  # token index [T, 2 N], where each token's keys and values go
     prefills: tuple[PrefillRow, ...]
     decodes: DecodeRows | None
@@ -56,11 +58,29 @@ class PreparedStep:
     plan: SegmentPlan
 
 
-class StepMaker:
-    """Steps -> tensors, for one cache. `inverse`: rotary frequencies [D / 2]; `windows`: those that layers have."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """Frequencies [R / 2] of one rope of the model, of short texts and of long ones, and the factor of cos and sin."""
 
-    def __init__(self, kv: KvCache, inverse: torch.Tensor, windows: frozenset[int]) -> None:
-        self._kv, self._inverse, self._windows = kv, inverse, windows
+    short: torch.Tensor
+    long: torch.Tensor
+    factor: float
+
+    @classmethod
+    def of(cls, rope: RopeSpec, head_dim: int) -> "Rotation":
+        short, long = (tensor_of(inverse_frequencies(rope, head_dim, long=long)) for long in (False, True))
+        return cls(short, long, rope.attention_factor)
+
+    def of_tokens(self, long: torch.Tensor) -> torch.Tensor:
+        """Frequencies [T, R / 2] of tokens of which some are in long texts, bool [T]."""
+        return torch.where(long[:, None], self.long, self.short)
+
+
+class StepMaker:
+    """Steps -> tensors, for one cache. `ropes`: the model's; `windows`: those that layers have."""
+
+    def __init__(self, kv: KvCache, ropes: Sequence[Rotation], windows: frozenset[int]) -> None:
+        self._kv, self._ropes, self._windows = kv, ropes, windows
 
     def prepare(self, step: StepInput) -> PreparedStep:
         size = self._kv.page_tokens
@@ -71,11 +91,11 @@ class StepMaker:
             positions.extend(here)
             pages.extend(row.pages[position // size] for position in here)
         position = torch.tensor(positions)
-        cos, sin = cos_sin(position, self._inverse)
+        long = torch.tensor([row.long for row in step.rows for _ in range(row.end - row.start)])
         return PreparedStep(
             tokens=torch.tensor(step.tokens),
-            cos=cos,
-            sin=sin,
+            positions=position,
+            rotations=tuple(cos_sin(position, rope.of_tokens(long), rope.factor) for rope in self._ropes),
             written=self._kv.token_index(torch.tensor(pages), position % size),
             prefills=tuple(self._prefill_row(row) for row in step.rows if row.end - row.start > 1),
             decodes=self._decode_rows(step),
@@ -135,16 +155,19 @@ class ReferenceOps:
         self._tensor, self._residual = tensor, residual
         self._scale = spec.query_scale
 
-    def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.end(y), weight)
+    def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor | None) -> torch.Tensor:
+        x = self.end(y)
+        return x if weight is None else self.norm(x, weight)
 
     def end(self, y: torch.Tensor | None) -> torch.Tensor:
         if y is not None:
             self._residual = self._residual + self._spec.residual_scale * y
         return self._residual
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._spec.norm_eps)
+    def norm(self, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self._spec.family.layer_norm:
+            return F.layer_norm(y, weight.shape[1:], weight[0], weight[1], self._spec.norm_eps)
+        return F.rms_norm(y, weight.shape, weight, self._spec.norm_eps)
 
     def project(
         self, x: torch.Tensor, weight: torch.Tensor, layer: int, site: int, bias: torch.Tensor | None = None
@@ -174,7 +197,9 @@ class ReferenceOps:
     def gate(self, gate_up: torch.Tensor, layer: int) -> torch.Tensor:
         del layer  # its adapters are in already
         inner = self._spec.intermediate_size
-        return F.silu(gate_up[:, :inner]) * gate_up[:, inner:]
+        made = gate_up[:, :inner]
+        made = F.silu(made) if self._spec.activation == "silu" else F.gelu(made, approximate="tanh")
+        return made * gate_up[:, inner:] if self._spec.family.gated else made
 
     # ---- attention
 
@@ -182,32 +207,43 @@ class ReferenceOps:
         heads, kv_heads, prepared = self._spec.heads, self._spec.kv_heads, self._prepared
         qkv = qkv.view(-1, heads + 2 * kv_heads, self._spec.head_dim)
         qk = self._norm_heads(qkv[:, : heads + kv_heads], weights)
-        if weights.rotates:
-            qk = rotate(qk, prepared.cos, prepared.sin)
+        if weights.spec.rope is not None:
+            qk = rotate(qk, *prepared.rotations[weights.spec.rope])
         self._kv.write(layer, prepared.written, torch.cat((qk[:, heads:], qkv[:, heads + kv_heads :]), dim=1))
-        q, prefills, decodes = qk[:, :heads] * self._scale, prepared.prefills, prepared.decodes
+        q, prefills, decodes = qk[:, :heads] * self._query_scale(), prepared.prefills, prepared.decodes
+        window = weights.spec.window
         if decodes is not None and decodes.rows is None:
-            return self._attend_decode(q, layer, weights.window, decodes)
+            return self._attend_decode(q, layer, window, decodes)
         out = q.new_empty(q.shape[0], self._spec.q_size)
         for row in prefills:
-            out[row.start : row.end] = self._attend_prefill(q[row.start : row.end], layer, weights.window, row)
+            out[row.start : row.end] = self._attend_prefill(q[row.start : row.end], layer, window, row)
         if decodes is not None:
-            out[decodes.rows] = self._attend_decode(q[decodes.rows], layer, weights.window, decodes)
+            out[decodes.rows] = self._attend_decode(q[decodes.rows], layer, window, decodes)
         return out
 
+    def _query_scale(self) -> torch.Tensor | float:
+        """Return the factor of all queries, or where it grows with positions of each token's, [T, 1, 1]."""
+        spec = self._spec
+        if not spec.query_growth:
+            return self._scale
+        grown = torch.log(1 + torch.floor(self._prepared.positions / spec.growth_tokens))
+        return self._scale * (1 + spec.query_growth * grown)[:, None, None]
+
     def _norm_heads(self, qk: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        """[T, heads + N, D], queries first: each head by itself, before it is rotated (Qwen3)."""
+        """[T, heads + N, D], queries first: each head by itself, or all of a kind, before they are rotated."""
         if weights.q_norm is None or weights.k_norm is None:
             return qk
-        heads = self._spec.heads
-        return torch.cat((self.norm(qk[:, :heads], weights.q_norm), self.norm(qk[:, heads:], weights.k_norm)), dim=1)
+        norms, eps = (weights.q_norm, weights.k_norm), self._spec.norm_eps
+        parts = zip(qk.split((self._spec.heads, self._spec.kv_heads), dim=1), norms, strict=True)
+        normed = [F.rms_norm(x.reshape(len(x), -1, len(w)), w.shape, w, eps).view(x.shape) for x, w in parts]
+        return torch.cat(normed, dim=1)
 
     def _attend_prefill(self, q: torch.Tensor, layer: int, window: int, row: PrefillRow) -> torch.Tensor:
         """q [t, heads, D] over the row's context: causal among its own tokens, earlier ones as far as the window."""
         spec = self._spec
         k, v = self._kv.read(layer, row.pages)[:, :, None, : row.context]  # each [N, 1, S, D]
         grouped = q.view(-1, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim).permute(1, 2, 0, 3)
-        scores = grouped @ k.transpose(-1, -2) + row.masks[window]  # [N, G, t, S]
+        scores = capped(grouped @ k.transpose(-1, -2), spec.score_cap) + row.masks[window]  # [N, G, t, S]
         mixed = torch.softmax(scores, dim=-1) @ v
         return mixed.permute(2, 0, 1, 3).reshape(q.shape[0], -1)
 
@@ -216,5 +252,10 @@ class ReferenceOps:
         spec, batch = self._spec, q.shape[0]
         k, v = self._kv.read(layer, decodes.pages)  # each [B, N, S, D]
         grouped = q.reshape(batch, spec.kv_heads, -1, spec.head_dim)  # [B, N, G, D]: G heads share one kv head
-        scores = grouped @ k.transpose(-1, -2) + decodes.masks[window]
+        scores = capped(grouped @ k.transpose(-1, -2), spec.score_cap) + decodes.masks[window]
         return (torch.softmax(scores, dim=-1) @ v).view(batch, -1)
+
+
+def capped(scores: torch.Tensor, cap: float) -> torch.Tensor:
+    """Draw scores softly to within (-cap, cap); 0: they stay (Gemma 2, arXiv 2408.00118, section 2)."""
+    return cap * torch.tanh(scores / cap) if cap else scores

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from weft.domain.model.packed import stacked_shapes
 from weft_runner.model.arrays import Array, check_finite
 from weft_runner.model.partition import Partition
 
@@ -81,13 +82,7 @@ def in_runs(rows: Array, count: int) -> Iterator[Array]:
 def matrix_shapes(part: Partition) -> Iterator[tuple[int, int]]:
     """Yield the numbers of outputs and inputs of every packed matrix."""
     spec = part.local
-    hidden, inner = spec.hidden_size, spec.intermediate_size
     for _ in range(spec.layers):
-        yield from (
-            (spec.q_size + 2 * spec.kv_size, hidden),
-            (hidden, spec.q_size),
-            (2 * inner, hidden),
-            (hidden, inner),
-        )
+        yield from stacked_shapes(spec)
     if part.ends:
-        yield spec.vocab_size // part.size, hidden
+        yield spec.vocab_size // part.size, spec.hidden_size

@@ -23,7 +23,7 @@ class MicroBatch:
 
     start: int
     end: int
-    rows: Ints  # [R, 4]: start, end, position, where its pages begin
+    rows: Ints  # as `StepArrays.rows`
     segments: Ints  # [S, 3]: start, end, slot
     of_row: Ints  # [R]: which rows of the step
     skipped: Ints  # [R]: tokens of that row in earlier parts
@@ -52,7 +52,7 @@ def _edges(arrays: StepArrays, most: int, outside: Marks, most_pages: int) -> It
     start, held = 0, set[int]()
     ends = [*arrays.rows[1:, 3], len(arrays.pages)]
     yield 0
-    for (row_start, row_end, _, first), last in zip(arrays.rows, ends, strict=True):
+    for (row_start, row_end, _, first, _), last in zip(arrays.rows, ends, strict=True):
         own = {*arrays.pages[first:last][outside[first:last]].tolist()}
         assert len(own) <= most_pages, (own, most_pages)
         cut_short = bool(own) and row_end - start > most  # its later part would wait for the earlier one's pages
