@@ -17,7 +17,10 @@ from tests.unit.gateway.test_tokenizer import prompt_of
 from weft.chat_template import NAMED_FILE
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
-SPECIAL = ["<s>", "</s>", "<pad>", "<sep>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]"]
+SPECIAL = [
+    *("<s>", "</s>", "<pad>", "<sep>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]"),
+    *("<|end|>", "<tool_call>", "</tool_call>", "<|tool_call|>", "<|/tool_call|>", "<function_calls>"),
+]
 TOOL = {
     "type": "function",
     "function": {
@@ -68,6 +71,20 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "continued": {"messages": TURNS[:3], "continue_final_message": True},
     "whole": {"messages": TURNS[:3], "add_generation_prompt": False},
 }
+# Templates that take tools elsewhere than transformers gives them, and show no calls: what transformers gets instead.
+FUNCTIONS = json.dumps([TOOL["function"]], ensure_ascii=False)
+ELSEWHERE: dict[str, Any] = {
+    "smollm3": {"chat_template_kwargs": {"xml_tools": [TOOL]}},
+    "phi-4-mini": {"messages": [{**SYSTEM[0], "tools": FUNCTIONS}]},
+    "olmo-3-think": {"messages": [{**SYSTEM[0], "functions": FUNCTIONS}]},
+    "granite-3": {"tools": [TOOL]},
+}
+WRITTEN = {
+    "smollm3": '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>',
+    "phi-4-mini": '<|tool_call|>[{"name": "weather", "arguments": %s}]<|/tool_call|>',
+    "olmo-3-think": '<function_calls>weather(city="Oslo", days=2)</function_calls>',
+    "granite-3": '<|tool_call|>[{"name": "weather", "arguments": %s}]',
+}
 # What a family's templates do not have: one construct each.
 CONSTRUCTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tojson": (
@@ -112,7 +129,7 @@ CONSTRUCTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "content that is left out": (
         "{% for m in messages %}{{ 'content' in m }}{{ m.content is defined }}{{ m.get('content', '-') }}"
-        "{{ m.content is none }}{% endfor %}{# tools #}",
+        "{{ m.content is none }}{% endfor %}{# tool_calls #}",
         {
             "messages": [
                 *USER,
@@ -203,7 +220,9 @@ def in_config(folder: Path, template: Any, path: Path) -> Path:
         (family, asked)
         for family, template in FAMILIES.items()
         for asked, request in REQUESTS.items()
-        if "tools" not in request or "tools" in str(template)  # else the gateway shows them, and transformers does not
+        # Else the gateway shows tools and calls, and transformers does not.
+        if "tools" not in request or ("tools" in str(template) and (asked != "called" or "tool_calls" in str(template)))
+        if "tools" not in request or family not in ELSEWHERE or family == "granite-3"
     ],
 )
 def test_a_familys_template_renders_as_in_transformers(family: str, asked: str, folder: Path, tmp_path: Path) -> None:
@@ -211,6 +230,50 @@ def test_a_familys_template_renders_as_in_transformers(family: str, asked: str, 
     variables = request.get("chat_template_kwargs", {})  # others are refused
     request = request | {"chat_template_kwargs": {k: v for k, v in variables.items() if k in str(FAMILIES[family])}}
     assert of_weft(place, request) == of_transformers(place, request)
+
+
+@pytest.mark.parametrize("family", ELSEWHERE)
+def test_tools_and_calls_are_where_a_familys_template_takes_them(family: str, folder: Path, tmp_path: Path) -> None:
+    """A call is the family's text, with its marks as tokens."""
+    place, call = in_config(folder, FAMILIES[family], tmp_path), CALLS[0]
+    arguments = call["function"]["arguments"]
+    text = WRITTEN[family] % arguments if "%" in WRITTEN[family] else WRITTEN[family]
+    turns = [*USER, {"role": "assistant", "content": text}, *TURNS[3:]]
+    called = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}, *TURNS[3:]]
+    given = {"messages": [SYSTEM[0]]} | ELSEWHERE[family]
+    theirs = given | {"messages": [*given["messages"], *turns]}
+    assert of_weft(place, {"messages": [SYSTEM[0], *called], "tools": [TOOL]}) == of_transformers(place, theirs)
+
+
+@pytest.mark.parametrize(
+    ("family", "asked"),
+    [
+        ("granite-3", {"documents": [{"doc_id": 1, "text": "a"}, {"doc_id": 2, "text": "b"}]}),
+        ("granite-3", {"chat_template_kwargs": {"thinking": True}}),
+        ("granite-3", {"chat_template_kwargs": {"controls": {"length": "short"}}}),
+        ("granite-4", {"documents": [{"text": "a"}], "tools": [TOOL]}),
+        ("smollm3", {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("smollm3", {"chat_template_kwargs": {"python_tools": ["def f(): ..."]}}),
+        ("smollm3", {"messages": [{"role": "system", "content": "brief /no_think"}, *USER]}),
+        ("smollm3", {"messages": [{"role": "system", "content": "brief /system_override"}, *USER]}),
+    ],
+)
+def test_what_a_family_has_beside_turns_renders_as_in_transformers(
+    family: str, asked: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    place, request = in_config(folder, FAMILIES[family], tmp_path), {"messages": USER} | asked
+    assert of_weft(place, request) == of_transformers(place, request)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi", "phi-4", "olmo-2"])
+def test_results_of_tools_are_turns_of_the_user_where_a_template_would_drop_or_refuse_them(
+    family: str, folder: Path, tmp_path: Path
+) -> None:
+    place = in_config(folder, FAMILIES[family], tmp_path)
+    result = "<tool_response>\nrain\n</tool_response>\n<tool_response>\nsun\n</tool_response>"
+    answer = {"role": "assistant", "content": "hi"}
+    theirs = {"messages": [*USER, answer, {"role": "user", "content": result}]}
+    assert of_weft(place, {"messages": [*USER, answer, *CALLED[2:]]}) == of_transformers(place, theirs)
 
 
 @pytest.mark.parametrize("name", CONSTRUCTS)

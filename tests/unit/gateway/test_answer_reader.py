@@ -9,6 +9,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.chat_template import ChatTemplate
 from weft_gateway.core import Detokeniser
 from weft_gateway.forms import (
     HERMES,
@@ -59,6 +60,29 @@ def test_an_answer_that_is_cut_inside_its_reasoning_has_no_content(at: list[int]
     assert split(cut("<think>\nfirst, </thi", at), begun=False) == ("first, </thi", "")
 
 
+@given(CUTS)
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("<think>why</think><response>So </b></response>", ("why", "So </b>")),
+        ("<think>why</think>\n\n<response>\nSo\n\nit\n</response>\n", ("why", "So\n\nit\n")),
+        ("<think>why</think>So <response>it</response>", ("why", "So <response>it</response>")),
+        ("<think>why</think><response>So </resp", ("why", "So </resp")),
+        ("<think>why</think> <resp", ("why", "<resp")),
+        ("<response>So</response>", ("", "<response>So</response>")),
+    ],
+)
+def test_marks_of_a_response_that_the_template_asks_for_are_no_part_of_the_content(
+    text: str, left: tuple[str, str], at: list[int]
+) -> None:
+    parser = ReasoningParser(
+        AnswerForm(reasoning=THINK, template=TemplateForms.of(ChatTemplate("</think></response>", {})))
+    )
+    parts = [*map(parser.push, cut(text, at)), parser.flush()]
+    assert tuple("".join(some) for some in zip(*parts, strict=True)) == left
+    assert split(["<think>a</think><response>b"], begun=False) == ("a", "<response>b"), "of another template"
+
+
 @pytest.mark.parametrize(
     ("template", "end", "tokens", "found"),
     [
@@ -73,7 +97,7 @@ def test_an_answer_that_is_cut_inside_its_reasoning_has_no_content(at: list[int]
 def test_the_marks_of_reasoning_are_those_of_the_template_and_the_tokenizer(
     template: str, end: str, tokens: dict[str, tuple[int, bool]], found: ReasoningMarks | None
 ) -> None:
-    assert TemplateForms.of(template, tokens).reasoning_before(end) == found
+    assert TemplateForms.of(ChatTemplate(template, {}), tokens).reasoning_before(end) == found
 
 
 def answer(form: AnswerForm, chunks: list[str]) -> tuple[dict[str, Any], bool]:
@@ -161,8 +185,8 @@ def test_marks_are_read_as_letters_as_tokens_and_as_special_tokens_which_clients
 
 # ---- what is chosen
 
-REASONS = TemplateForms.of("{{ '</think>' }}{{ tools }}")
-PLAIN = TemplateForms.of("{{ messages }}")
+REASONS = TemplateForms.of(ChatTemplate("{{ '</think>' }}{{ tools }}", {}))
+PLAIN = TemplateForms.of(ChatTemplate("{{ messages }}", {}))
 TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}]}
 BOUND: dict[str, Any] = {"structured_outputs": {"regex": "a"}}
 GOES_ON: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}

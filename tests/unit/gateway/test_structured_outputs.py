@@ -13,10 +13,13 @@ from harness.waiting import PATIENCE_S
 from weft.grammars import Bytes
 from weft_gateway.errors import ParameterError
 from weft_gateway.forms import (
+    GRANITE,
     HERMES,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
+    OLMO,
+    PHI,
     REASONING,
     THINK,
     WHITESPACE,
@@ -289,7 +292,7 @@ def calls(written: ToolFormat, *made: tuple[str, Any]) -> str:
     return render_calls(written, functions)
 
 
-@pytest.mark.parametrize("written", [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED])
+@pytest.mark.parametrize("written", [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, GRANITE, PHI, OLMO])
 def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolFormat) -> None:
     one, several = called(written, several=False), called(written)
     for found in (one, several):
@@ -307,6 +310,19 @@ def test_a_call_has_an_id_where_the_family_writes_one() -> None:
     found = called(replace(MISTRAL_NAMED, id_mark="[CALL_ID]"))
     assert accepts(found, '[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]add[ARGS]{"x": 1}')
     assert not accepts(found, "[TOOL_CALLS]now[CALL_ID]a1[ARGS]{}")
+
+
+def test_a_call_of_pythons_names_its_arguments_in_their_order_and_is_an_object_where_its_schema_says_more() -> None:
+    properties = {"a": {"$ref": "#/$defs/n"}, "b": {"type": "string"}, "c": True, "d": {"type": "integer"}}
+    schema = {"$defs": NUMBER["$defs"], "properties": properties, "required": ["b"]}
+    other = {"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}]}
+    functions = [{"function": {"name": "f", "parameters": schema}}, {"function": {"name": "g", "parameters": other}}]
+    grammar = grammar_of(with_tools(functions, OLMO, None, several=True))
+    for good in ('f(b="x")', 'f(a=1, b="x")', 'f(b="x", d=2)', 'f(a=1, b="x", c=[null], d=2)', 'f(b="")\nf(b=")")'):
+        assert accepts(grammar, f"<function_calls>{good}</function_calls>"), good
+    for bad in ("f()", "f(a=1)", 'f(b="x", a=1)', "f(b=x)", 'f(b="x", )', 'f(b="x", e=1)', "g(a=1)"):
+        assert not accepts(grammar, f"<function_calls>{bad}</function_calls>"), bad
+    assert accepts(grammar, '<function_calls>{"name": "g", "arguments": {"a": 1}}</function_calls>')
 
 
 def test_arguments_have_the_properties_that_their_schema_names_unless_it_says_what_else() -> None:

@@ -314,6 +314,22 @@ def test_a_template_gets_calls_tools_documents_and_the_callers_variables_none_of
     assert spelled == """system[{"name": "</s>", "</s>": 1}][{"text": "</s>"}]</s></s>mineFalse"""
 
 
+def test_marks_of_an_earlier_call_are_tokens_where_the_gateway_writes_it_and_letters_in_what_others_say() -> None:
+    tokenizer = build()
+    tokenizer.add_special_tokens(["<tool_call>", "</tool_call>"])
+    text = text_of(tokenizer, chat_template__jinja=b"{% for m in messages %}{{ m.content }}{% endfor %}{{ xml_tools }}")
+    arguments = {"x": "</tool_call>"}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps(arguments)}}
+    messages = [*user("<tool_call>"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    body = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    chat = chat_of(parse(ChatRequest, json.dumps(body).encode()), text.forms, "")
+    ids = text.encode_chat(chat)
+    begin, end = map(tokenizer.token_to_id, ("<tool_call>", "</tool_call>"))
+    assert [token for token in ids if token in (begin, end)] == [begin, end]
+    assert json.loads(text.decode(ids[ids.index(begin) + 1 : ids.index(end)]))["arguments"] == arguments
+    assert text.decode(ids[ids.index(end) + 1 :]).startswith("[{'type': 'function'")
+
+
 @pytest.mark.parametrize(
     ("asked", "template", "variables"),
     [
@@ -327,13 +343,16 @@ def test_a_template_gets_calls_tools_documents_and_the_callers_variables_none_of
             {"enable_thinking": False, "reasoning_effort": "none"},
         ),
         ({"reasoning_effort": "high"}, "", {}),
+        ({"reasoning_effort": "high"}, "{{ thinking }}", {"thinking": True}),  # Granite 3
+        ({"enable_thinking": False}, "{{ thinking }}", {"thinking": False}),
+        ({"reasoning_effort": "high"}, "thinking, enable_thinking", {}),
     ],
 )
 def test_a_degree_of_effort_is_what_the_template_reads(
     asked: dict[str, Any], template: str, variables: dict[str, Any]
 ) -> None:
     params = parse(ChatRequest, json.dumps({"model": "m", "messages": user("hello"), **asked}).encode())
-    assert chat_of(params, TemplateForms.of(template), "").variables == variables
+    assert chat_of(params, TemplateForms.of(ChatTemplate(template, {})), "").variables == variables
 
 
 def test_bad_words_are_banned_at_the_beginning_and_behind_a_space() -> None:

@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.chat_template import ChatTemplate
 from weft.domain.routes import ToolCallParserName
 from weft_gateway.forms import (
+    GRANITE,
     HERMES,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
+    OLMO,
     PARSERS,
+    PHI,
     AnswerForm,
     AnswerReader,
     ArgumentsPart,
@@ -29,11 +33,12 @@ from weft_gateway.forms import (
     stand_in,
 )
 
-FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
+FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, GRANITE, PHI, OLMO]
 names = st.text("abc_", min_size=1, max_size=5)
-arguments = st.dictionaries(
-    st.text(max_size=3),
-    st.recursive(st.integers() | st.text('{}[]"\\a', max_size=4), lambda v: st.lists(v, max_size=2)),
+values = st.recursive(st.integers() | st.text('{}[]"\\a', max_size=4), lambda v: st.lists(v, max_size=2))
+arguments = st.dictionaries(st.text(max_size=3), values)
+python_values = (
+    values | st.none() | st.booleans() | st.floats(-9, 9) | st.dictionaries(st.text("a'\n", max_size=2), values)
 )
 calls = st.lists(st.tuples(names, arguments), min_size=1, max_size=3)
 
@@ -79,6 +84,23 @@ def test_calls_are_read_back_as_they_were_written_however_the_text_is_cut(
     text = (form.spelled if spelled else "") + written(form, made)
     content, found = read(form, cut(text, at))
     assert content == ""
+    assert [(name, json.loads(given)) for name, given in found] == made
+
+
+@given(
+    st.lists(st.tuples(names, st.dictionaries(names, python_values)), min_size=1, max_size=3),
+    st.lists(st.integers(0, 10_000), max_size=8),
+    st.sampled_from([repr, json.dumps]),
+    st.sampled_from(["<function_calls>", "<function_calls>\n[", stand_in("<function_calls>")]),
+)
+def test_pythons_calls_are_read_back_with_values_of_python_or_json(
+    made: list[tuple[str, Any]], at: list[int], write: Any, begin: str
+) -> None:
+    listed = [f"{name}({', '.join(f'{key}={write(value)}' for key, value in given.items())})" for name, given in made]
+    end = "]\n</function_calls>" if begin.endswith("[") else "</function_calls>"
+    text = f"'So' {begin}{', '.join(listed) if begin.endswith('[') else chr(10).join(listed)}{end} it's"
+    content, found = read(OLMO, cut(text, at))
+    assert content == "'So' it's"
     assert [(name, json.loads(given)) for name, given in found] == made
 
 
@@ -142,6 +164,7 @@ def marked(body: str) -> str:
 
 
 BEGIN, END, CALLS, ARGS, CALL_ID = map(stand_in, ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
+OPEN, CLOSE = map(stand_in, ("<|tool_call|>", "<|/tool_call|>"))
 X, Y = ("f", {"x": 1}), ("g", {"y": {"z": []}})
 NEARLY: list[tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = [
     # brackets that are missing, or too many
@@ -194,6 +217,27 @@ NEARLY: list[tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = [
     (HERMES, marked('{"name": "f", "arguments": {"x": "a\n\tb"}}'), "", [("f", {"x": "a\n\tb"})]),
     (HERMES, marked(r'{"name": "f", "arguments": {"x": "\d\'\u12\u00e9\n"}}'), "", [("f", {"x": "\\d'\\u12é\n"})]),
     (HERMES, marked('{"name": "f", "arguments": {"x": "say "hi" to"}}'), "", [("f", {"x": 'say "hi" to'})]),
+    # Granite 3 and Phi-4-mini: a list behind a mark, or behind what stands in its place
+    (
+        GRANITE,
+        '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"y": {"z": []}}}]',
+        "",
+        [X, Y],
+    ),
+    (GRANITE, 'So <tool_call>[{"name": "f", "arguments": {"x": 1}}]', "So ", [X]),
+    (GRANITE, f'{OPEN}[{{"name": "f", "arguments": {{"x": 1}}}}]', "", [X]),
+    (PHI, '[{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]<|/tool_call|>', "", [X]),
+    (PHI, 'functools[{"name": "f", "arguments": {"x": 1}}]', "", [X]),
+    (PHI, f'{OPEN}[{{"name": "f", "arguments": {{"x": 1}}}}]{CLOSE} b', "b", [X]),
+    (PHI, "from functools import reduce", "from functools import reduce", []),
+    # Python's calls
+    (OLMO, "<function_calls>f(x=1", "", [X]),
+    (OLMO, "<function_calls>f(x=1</function_calls> 'a'", "'a'", [X]),
+    (OLMO, "<function_calls>f(x=(1, 'it\\'s', {'a': True}))", "", [("f", {"x": [1, "it's", {"a": True}]})]),
+    (OLMO, '<function_calls>{"name": "f", "arguments": {"x": 1}}</function_calls>', "", [X]),
+    (OLMO, "<function_calls>f(x=y)</function_calls>", "<function_calls>f(x=y)</function_calls>", []),
+    (OLMO, "<function_calls>a text (with more)", "<function_calls>a text (with more)", []),
+    (OLMO, "f(x=1)", "f(x=1)", []),
     # no JSON, and no call
     (HERMES, marked('{"name": "f", "args": {"x": 1}}'), marked('{"name": "f", "args": {"x": 1}}'), []),
     (HERMES, marked('{"id": "1", "type": "function", "name": "f"}'), "", [("f", {})]),
@@ -238,7 +282,7 @@ def answered(form: ToolFormat, chunks: list[str]) -> tuple[str, list[tuple[str, 
 
 
 def format_of(template: str, parser: str = "") -> ToolFormat:
-    return TemplateForms.of(template).tool_format(parser)
+    return TemplateForms.of(ChatTemplate(template, {})).tool_format(parser)
 
 
 def test_the_form_shows_in_the_template() -> None:
@@ -248,6 +292,10 @@ def test_the_form_shows_in_the_template() -> None:
     assert format_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral") == MISTRAL_NAMED
     assert format_of("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}").id_mark == "[CALL_ID]"
     assert format_of("{{ messages }}") == HERMES
+    assert format_of("{{ '<tool_call>' }}{{ '<|tool_call|>' }}") == HERMES, "Granite 4"
+    assert format_of("{{ '<|tool_call|>' }}") == GRANITE
+    assert format_of("{{ '<|tool|>' + message['tools'] }}") == PHI
+    assert format_of("{{ '<function_calls>' }}") == OLMO
 
 
 def test_a_pools_parser_goes_before_the_template_and_the_schema_has_every_parser() -> None:

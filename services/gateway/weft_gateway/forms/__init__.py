@@ -20,11 +20,14 @@ from weft_gateway.forms.structured_outputs import (
 from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_calls import ArgumentsPart, CallBegun, Content, Part, ToolCallParser
 from weft_gateway.forms.tool_formats import (
+    GRANITE,
     HERMES,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
+    OLMO,
     PARSERS,
+    PHI,
     ToolFormat,
     call_id,
     render_calls,

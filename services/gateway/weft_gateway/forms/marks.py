@@ -7,7 +7,7 @@ the arguments of a call, where it is part of a text, they get the letters.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
@@ -30,9 +30,14 @@ REASONING = (
     ReasoningMarks("◁think▷", "◁/think▷"),  # Kimi-VL
     ReasoningMarks("<thought>", "</thought>"),  # EXAONE Deep
     ReasoningMarks("<reasoning>", "</reasoning>"),  # adapters trained by GRPO
+    ReasoningMarks("Here is my thought process:", "Here is my response:"),  # Granite 3.2
 )
-_CALLS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-MARKS = (*chain(*REASONING), *_CALLS)
+RESPONSE = ("<response>", "</response>")  # around what follows the reasoning: Granite 3.3
+CALL_MARKS = (
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    *("<|tool_call|>", "<|/tool_call|>", "<function_calls>", "</function_calls>"),
+)
+MARKS = (*chain(*REASONING), *CALL_MARKS)
 MarkTokens = Mapping[str, tuple[int, bool]]  # by mark: the tokenizer's one token of it, and whether it is special
 NO_TOKENS: MarkTokens = MappingProxyType({})
 _STAND_INS = {mark: chr(0xFDD0 + index) for index, mark in enumerate(MARKS)}  # noncharacters of Unicode
@@ -53,8 +58,13 @@ def in_text(mark: str, tokens: MarkTokens) -> str:
 
 
 def stand_in(mark: str) -> str:
-    """Return a mark that is a special token as readers get it."""
-    return _STAND_INS[mark]
+    """Return a mark that is a special token as readers get it; one that no tokenizer has is its letters."""
+    return _STAND_INS.get(mark, mark)
+
+
+def begun(text: str, marks: Iterable[str]) -> int:
+    """Count the characters at the end of a text that more text may make one of the marks."""
+    return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
 
 
 def is_special(mark: str, tokens: MarkTokens) -> bool:

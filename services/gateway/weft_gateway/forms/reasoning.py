@@ -1,15 +1,15 @@
 """Reasoning before an answer: what stands between the marks that a model's template has, as `<think>`. Pure."""
 
 from weft_gateway.forms.answer_form import AnswerForm
-from weft_gateway.forms.marks import NO_TOKENS, in_text
+from weft_gateway.forms.marks import NO_TOKENS, RESPONSE, begun, in_text
 from weft_gateway.forms.tool_calls import ToolCallParser, call_begins
 
 
 class ReasoningParser:
     """Reads one answer into reasoning and content: `push` text as it comes, then `flush` once.
 
-    White space around the reasoning belongs to neither part. A call of the form's tools ends the reasoning, too, where
-    its end mark never comes: text behind it is held back until then.
+    White space around the reasoning belongs to neither part, nor do the marks around what follows it. A call of the
+    form's tools ends the reasoning, too, where its end mark never comes: text behind it is held back until then.
     """
 
     def __init__(self, form: AnswerForm) -> None:
@@ -20,6 +20,8 @@ class ReasoningParser:
         self._held = ""
         self._inside: bool | None = form.in_reasoning or None  # None: not known yet
         self._at_edge = True  # white space that comes next is dropped
+        has_response = form.template is not None and form.template.has_response
+        self._mark = RESPONSE[0] if has_response else ""  # of what follows the reasoning, that may come next
 
     def push(self, text: str) -> tuple[str, str]:
         """Return what is certain by now."""
@@ -67,8 +69,7 @@ class ReasoningParser:
         if found:
             self._held, self._inside, self._at_edge = behind, False, True
             return before.rstrip()
-        mark = self._end_mark
-        kept = next((n for n in range(len(mark) - 1, 0, -1) if before.endswith(mark[:n])), 0)
+        kept = begun(before, [self._end_mark])
         call = self._call and self._call.search(before)
         certain = before[: min(len(before) - kept, call.start() if call else len(before))].rstrip()
         self._held = before[len(certain) :]
@@ -76,8 +77,19 @@ class ReasoningParser:
         return certain
 
     def _content(self) -> str:
+        begin, end = RESPONSE
         if self._at_edge:
             self._held = self._held.lstrip()
+            if self._mark == begin and begin.startswith(self._held):
+                return ""
+            if self._mark == begin:
+                self._mark = end if self._held.startswith(begin) else ""
+                self._held = self._held.removeprefix(begin).lstrip()
         content, self._held = self._held, ""
+        if self._mark == end:
+            content, found, behind = content.partition(end)
+            certain = content[: len(content) - begun(content, [end])].rstrip()
+            content, self._held = (certain + behind, "") if found else (certain, content[len(certain) :])
+            self._mark = "" if found else end
         self._at_edge = self._at_edge and not content
         return content

@@ -18,6 +18,7 @@ from weft.domain.request import MAX_GRAMMAR
 from weft.grammars import first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
 from weft_gateway.forms.marks import MarkTokens, ReasoningMarks, in_grammar, is_special
+from weft_gateway.forms.python_calls import PYTHON_NAME
 from weft_gateway.forms.tool_formats import ToolFormat
 from weft_gateway.tolerance import check_names
 
@@ -120,14 +121,16 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
     def mark(text: str) -> str:
         return in_grammar(text, written.marks)
 
-    def call(function: Mapping[str, Any]) -> str:
+    def call(index: int, function: Mapping[str, Any]) -> str:
+        if written.python and (named := _keywords(f"call_{index}", function)):
+            return named
         schema = json.dumps(_call(function, written))
         if not written.arguments_mark:
             return f"{mark(written.begin)} %json {schema} {mark(written.end)}"
         call_id = f"({mark(written.id_mark)} /[0-9A-Za-z]{{{written.id_chars}}}/)?" if written.id_mark else ""
         return f"{mark(written.begin + function['name'])} {call_id} {mark(written.arguments_mark)} %json {schema}"
 
-    rules = [f"call_{index}: {call(function)}" for index, function in enumerate(asked["functions"])]
+    rules = [f"call_{index}: {call(index, function)}" for index, function in enumerate(asked["functions"])]
     any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
     more = f" ({mark(written.between)} call)*" if asked["several"] else ""
     start = "start: calls"
@@ -137,6 +140,28 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
     spelled = f"({mark(written.spelled)})?" if written.spelled else ""
     calls = f"calls: {spelled} {mark(written.first)} call{more} {mark(written.last)}"
     return "\n".join([start, calls, f"call: {any_call}", *rules])
+
+
+def _keywords(name: str, function: Mapping[str, Any]) -> str:
+    """Write what follows the name of a rule: Python's call, and the rules of its arguments, in the schema's order.
+
+    "": the schema says more than properties, and the call is an object.
+    """
+    schema = _nullable(_closed(function.get("parameters") or {"properties": {}}))
+    is_wider = (_NOT_CLOSED - {"additionalProperties"}) & schema.keys() or schema.get("additionalProperties")
+    properties = {} if is_wider else schema.get("properties", {})
+    if is_wider or not isinstance(properties, dict) or not all(map(PYTHON_NAME.fullmatch, properties)):
+        return ""
+    beside = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    beside["x-guidance"] = {"whitespace_pattern": CALL_WHITESPACE, "lenient": not function.get("strict")}
+    rules = [f'"{function["name"]}(" {name}_first0 ")"']
+    for index, (key, value) in enumerate(properties.items()):
+        typed = json.dumps({**({"not": {}} if value is False else {} if value is True else value), **beside})
+        after, skips = f"{name}_more{index + 1}", key not in schema.get("required", ())
+        rules.append(f'{name}_value{index}: "{key}=" %json {typed}')
+        rules.append(f"{name}_first{index}: {name}_value{index} {after}{f' | {name}_first{index + 1}' * skips}")
+        rules.append(f'{name}_more{index}: (", " {name}_value{index}){"?" * skips} {after}')
+    return "\n".join([*rules, f'{name}_first{len(properties)}: ""', f'{name}_more{len(properties)}: ""'])
 
 
 def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:

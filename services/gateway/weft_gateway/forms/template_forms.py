@@ -1,10 +1,34 @@
 """What a chat template and its tokenizer say of answers: found once a template. Pure."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
-from weft_gateway.forms.marks import MARKS, NO_TOKENS, REASONING, MarkTokens, ReasoningMarks
-from weft_gateway.forms.tool_formats import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PARSERS, ToolFormat
+from weft.chat_template import ChatTemplate
+from weft_gateway.forms.marks import MARKS, NO_TOKENS, REASONING, RESPONSE, MarkTokens, ReasoningMarks
+from weft_gateway.forms.tool_formats import (
+    GRANITE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    OLMO,
+    PARSERS,
+    PHI,
+    ToolFormat,
+)
+
+_SHOWN: Mapping[str, ToolFormat] = {  # what shows a format in a template: the first one counts
+    "[TOOL_CALLS]": MISTRAL,
+    "<function_calls>": OLMO,
+    "<tool_call>": HERMES,
+    "<|tool|>": PHI,  # around tools; the calls are not in Phi-4-mini's template
+    "functools": PHI,
+    "<|tool_call|>": GRANITE,
+    "python_tag": LLAMA,
+}
+_TOOLS_VARIABLES = ("tools", "xml_tools")  # the second one is SmolLM3's
+_TOOLS_FIELD = re.compile(r"""\bmessage\[['"](tools|functions)['"]\]""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,29 +36,36 @@ class TemplateForms:
     """The forms of answers that a template shows.
 
     `marks`: those that are one token. `tool_formats`: by the parser that a pool names; "": the one that the template
-    shows. `reasoning`: the marks that the template has; some models reason, or do not, as they like. `shows_tools`,
-    `shows_calls`: the template itself shows tools, and earlier calls, to the model.
+    shows. `reasoning`: the marks that the template has; some models reason, or do not, as they like. `variables`: those
+    that the template reads. `tools_variable`, `tools_field`: the one of them that it shows tools by, or the field of a
+    system message, as JSON; "": none. `shows_calls`: it shows earlier calls. `has_response`: it asks for the marks of a
+    response behind reasoning.
     """
 
-    template: str
+    variables: Set[str]
     marks: MarkTokens
     tool_formats: Mapping[str, ToolFormat]
     reasoning: tuple[ReasoningMarks, ...]
-    shows_tools: bool
+    tools_variable: str
+    tools_field: str
     shows_calls: bool
+    has_response: bool = False
 
     @classmethod
-    def of(cls, template: str, added: MarkTokens = NO_TOKENS) -> "TemplateForms":
-        """Scan a template. `added`: the tokenizer's added tokens."""
-        marks = {mark: added[mark] for mark in MARKS if mark in added}
+    def of(cls, chats: ChatTemplate | None, added: MarkTokens = NO_TOKENS) -> "TemplateForms":
+        """Scan a template, with the one for tools. `added`: the tokenizer's added tokens."""
+        template, variables = (chats.source, chats.variables) if chats else ("", frozenset[str]())
+        marks, field = {mark: added[mark] for mark in MARKS if mark in added}, _TOOLS_FIELD.search(template)
         formats = {name: _of_version(form, template) for name, form in (("", _shown(template)), *PARSERS.items())}
         return cls(
-            template,
+            variables,
             marks,
             {name: replace(form, marks=marks) for name, form in formats.items()},
             tuple(around for around in REASONING if around.end in template),
-            shows_tools="tools" in template,
+            tools_variable=next((name for name in _TOOLS_VARIABLES if name in variables), ""),
+            tools_field=field[1] if field else "",
             shows_calls="tool_calls" in template,
+            has_response=RESPONSE[1] in template,
         )
 
     def tool_format(self, parser: str) -> ToolFormat:
@@ -49,9 +80,7 @@ class TemplateForms:
 
 def _shown(template: str) -> ToolFormat:
     """Find the format that a template shows; Hermes's where it shows no calls."""
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    return LLAMA if "<tool_call>" not in template and "python_tag" in template else HERMES
+    return next((form for mark, form in _SHOWN.items() if mark in template), HERMES)
 
 
 def _of_version(form: ToolFormat, template: str) -> ToolFormat:

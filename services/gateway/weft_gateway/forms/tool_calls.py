@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from weft_gateway.forms.marks import stand_in
+from weft_gateway.forms.marks import begun, stand_in
+from weft_gateway.forms.python_calls import PythonCalls
 from weft_gateway.forms.tool_formats import MISTRAL, ToolFormat
 
 
@@ -57,10 +58,11 @@ _BETWEEN = re.compile(r"[\s}\],;]*")  # calls: separators, and brackets too many
 
 def call_begins(form: ToolFormat) -> re.Pattern[str]:
     """Compile what finds a mark with a call behind it (group `call`), or what may become that with more text."""
-    mark = form.begin.strip() or form.spelled
-    marks, begun = f"(?:{re.escape(mark)}|{stand_in(mark)})\\s*", (mark[:n] for n in range(len(mark) - 1, 0, -1))
-    behind = r"[\w{\[]" if form.name == MISTRAL.name else r"[{\[]"
-    return re.compile(rf"(?P<call>{marks}{behind})|{marks}\Z|(?:{'|'.join(map(re.escape, begun))})\Z")
+    spelled = {*form.openings, *map(stand_in, form.openings)}
+    marks = f"(?:{'|'.join(map(re.escape, spelled))})\\s*"
+    parts = (mark[:n] for mark in form.openings for n in range(len(mark) - 1, 0, -1))
+    behind = r"[\w{\[]" if form.python or form.name == MISTRAL.name else r"[{\[]"
+    return re.compile(rf"(?P<call>{marks}{behind})|{marks}\Z|(?:{'|'.join(map(re.escape, parts))})\Z")
 
 
 class ToolCallParser:
@@ -72,8 +74,9 @@ class ToolCallParser:
 
     def __init__(self, form: ToolFormat) -> None:
         self._form, self._state, self._held = form, _State.CONTENT, ""
-        letters, end = form.begin.strip() or form.spelled, form.end.strip()
-        self._marks, self._ends = (letters, stand_in(letters)), (end, stand_in(end)) if end else ()
+        letters, end = form.openings, form.closing
+        self._marks, self._ends = (*letters, *map(stand_in, letters)), (end, stand_in(end)) if end else ()
+        self._python = PythonCalls(self._marks) if form.python else None
         self._is_bare = not form.begin  # a call may stand here without a mark
         self._is_marked = False  # the end mark is missing yet
         self._object: _ObjectText | None = None
@@ -84,6 +87,9 @@ class ToolCallParser:
 
     def push(self, text: str) -> list[Part]:
         """Return what is certain by now."""
+        return self._read(self._python.push(text) if self._python else text)
+
+    def _read(self, text: str) -> list[Part]:
         self._held += text
         parts: list[Part] = []
         while (found := self._step()) is not None:
@@ -95,6 +101,10 @@ class ToolCallParser:
 
         `cut`: more was to come; else the arguments of a call that has begun are made whole.
         """
+        parts = self._read(self._python.flush()) if self._python else []
+        return [*parts, *self._flushed(cut=cut)]
+
+    def _flushed(self, *, cut: bool) -> list[Part]:
         held, self._held = self._held, ""
         match self._state:
             case _State.CALL if self._object is not None:
@@ -142,8 +152,7 @@ class ToolCallParser:
             self._begin(mark, held[at + len(mark) :])
             self._is_marked = True
             return [Content(held[:at])] if at else []
-        letters, _ = self._marks
-        kept = next((n for n in range(len(letters) - 1, 0, -1) if held.endswith(letters[:n])), 0)
+        kept = begun(held, self._marks)
         certain, self._held = held[: len(held) - kept], held[len(held) - kept :]
         return [Content(certain)] if certain else None
 
@@ -235,7 +244,7 @@ class ToolCallParser:
         left = held[between.end() :]
         if not left or self._may_be_end(left) or any(mark.startswith(left) and mark != left for mark in self._marks):
             return None
-        if self._is_marked and (end := next((end for end in self._ends if left.startswith(end)), "")):
+        if self._may_end and (end := next((end for end in self._ends if left.startswith(end)), "")):
             self._held, self._is_marked = left[len(end) :], False
         elif left.startswith("{") and (self._is_marked or not form.begin):
             self._begin(between[0], left)
@@ -243,11 +252,17 @@ class ToolCallParser:
             self._held, self._state = left, _State.CONTENT
         else:
             text = held.lstrip()
-            self._held, self._state = (text.removeprefix(form.last).lstrip() if form.last else text), _State.CONTENT
+            last = form.last.removesuffix(form.closing)
+            self._held, self._state = (text.removeprefix(last).lstrip() if last else text), _State.CONTENT
         return []
 
+    @property
+    def _may_end(self) -> bool:
+        """Whether the end mark may come: also where the mark before all calls was missing."""
+        return self._is_marked or not self._form.begin
+
     def _may_be_end(self, left: str) -> bool:
-        return self._is_marked and any(end.startswith(left) and end != left for end in self._ends)
+        return self._may_end and any(end.startswith(left) and end != left for end in self._ends)
 
 
 _KEY, _COLON, _VALUE, _ITEM, _AFTER = "key", "colon", "value", "item", "after"  # what may follow; the second of two

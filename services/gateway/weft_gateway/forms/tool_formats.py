@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft_gateway.forms.marks import MarkTokens
+from weft_gateway.forms.marks import CALL_MARKS, MarkTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class ToolFormat:
     """How a family writes calls: `begin` object `end`, joined by `between`, all of them inside `first` and `last`.
 
     `spelled`: the mark that may stand before the calls of a format without `begin`; where it does not, they stand where
-    the answer begins. `arguments_mark`: the mark between a name and its arguments, where a call is no object of both;
+    the answer begins. `also`: what some write in place of their mark. `python`: a call is one of Python's, whose values
+    may be JSON's. `arguments_mark`: the mark between a name and its arguments, where a call is no object of both;
     `id_mark`: the mark of an id between them. `marks`: the marks that are one token.
     """
 
@@ -26,17 +27,40 @@ class ToolFormat:
     between: str = ""
     last: str = ""
     spelled: str = ""
+    also: str = ""
+    python: bool = False
     arguments_mark: str = ""
     id_mark: str = ""
     id_chars: int = 24
     marks: MarkTokens = field(default_factory=dict[str, tuple[int, bool]])
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """Return the letters of the marks that stand before a call, or before all of them."""
+        return tuple(filter(None, (self.begin.strip() or self.spelled or self.first.rstrip("["), self.also)))
+
+    @property
+    def closing(self) -> str:
+        """Return the letters of the mark behind a call, or behind all of them; "": there is none."""
+        return (self.end or self.last).strip().lstrip("]")
+
+    @property
+    def spellings(self) -> frozenset[str]:
+        """Return the marks in the text of calls."""
+        text = "".join((self.begin, self.end, self.first, self.last, self.arguments_mark))
+        return frozenset(mark for mark in CALL_MARKS if mark in text)
 
 
 HERMES = ToolFormat("hermes", "arguments", "<tool_call>\n", "\n</tool_call>", between="\n")
 LLAMA = ToolFormat("llama3_json", "parameters", between="; ", spelled="<|python_tag|>")
 MISTRAL = ToolFormat("mistral", "arguments", first="[", between=", ", last="]", spelled="[TOOL_CALLS]", id_chars=9)
 MISTRAL_NAMED = ToolFormat("mistral", "arguments", "[TOOL_CALLS]", arguments_mark="[ARGS]", id_chars=9)
-PARSERS: Mapping[str, ToolFormat] = {form.name: form for form in (HERMES, LLAMA, MISTRAL)}
+GRANITE = ToolFormat("granite", "arguments", first="<|tool_call|>[", between=", ", last="]", also="<tool_call>")
+PHI = ToolFormat(
+    "phi4_mini_json", "arguments", first="<|tool_call|>[", between=", ", last="]<|/tool_call|>", also="functools"
+)
+OLMO = ToolFormat("olmo3", "arguments", first="<function_calls>", between="\n", last="</function_calls>", python=True)
+PARSERS: Mapping[str, ToolFormat] = {form.name: form for form in (HERMES, LLAMA, MISTRAL, GRANITE, PHI, OLMO)}
 
 
 def instructions(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -44,6 +68,8 @@ def instructions(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
     call = f'{{"name": NAME, "{form.arguments}": {{ARGUMENTS}}}}'
     if form.arguments_mark:
         call = f"NAME{form.arguments_mark}{{ARGUMENTS}}"
+    elif form.python:
+        call = "NAME(ARGUMENT=VALUE, ...)"
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "You may call functions to answer. Their signatures, as JSON:\n"
@@ -62,8 +88,19 @@ def render_calls(form: ToolFormat, calls: Sequence[Mapping[str, Any]]) -> str:
 
 def _rendered(form: ToolFormat, name: Any, arguments: Any) -> str:
     if form.arguments_mark:
-        return f"{name}{form.arguments_mark}{json.dumps(arguments, ensure_ascii=False)}"
-    return json.dumps({"name": name, form.arguments: arguments}, ensure_ascii=False)
+        return f"{name}{form.arguments_mark}{_json(form, arguments)}"
+    if form.python and isinstance(arguments, dict):
+        named: dict[str, Any] = arguments
+        return f"{name}({', '.join(f'{key}={_json(form, value)}' for key, value in named.items())})"
+    return _json(form, {"name": name, form.arguments: arguments})
+
+
+def _json(form: ToolFormat, value: Any) -> str:
+    """Write JSON that spells no mark: only the calls' own are marks."""
+    text = json.dumps(value, ensure_ascii=False)
+    for mark in form.spellings:
+        text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
+    return text
 
 
 def call_id(form: ToolFormat, answer_id: str, index: int) -> str:

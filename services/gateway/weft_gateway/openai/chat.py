@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`, and `/batch` below it: many chats in one request, as vLLM has it."""
 
-import re
+import json
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -23,19 +23,23 @@ def chat_of(params: ChatPrompt, template: TemplateForms, parser: str) -> Chat:
     `parser`: of calls, that the pool names. Raises ParameterError.
     """
     messages, tools = [message.of_template() for message in params.messages], params.callable_tools
-    if not template.shows_tools and (tools or any("tool_calls" in message for message in messages)):
+    variables, call_marks = _variables(params, template), frozenset[str]()
+    if not template.shows_calls and any("tool_calls" in message for message in messages):
         written = template.tool_format(parser)
-        if not template.shows_calls:
-            messages = [_with_calls(written, message) for message in messages]
-        messages, tools = _with_instructions(messages, written, tools), []
+        messages, call_marks = [_with_calls(written, message) for message in messages], written.spellings
+    if template.tools_variable and tools:
+        variables[template.tools_variable] = tools
+    elif tools:
+        messages, tools = _with_tools(messages, template, template.tool_format(parser), tools), []
     return Chat(
         messages,
         add_generation_prompt=params.add_generation_prompt and not params.continue_final_message,
         continue_final_message=params.continue_final_message,
         tools=tools,
         documents=params.documents,
-        variables=_variables(params, template),
+        variables=variables,
         add_special_tokens=params.add_special_tokens,
+        call_marks=call_marks,
     )
 
 
@@ -45,16 +49,17 @@ def _variables(params: ChatPrompt, template: TemplateForms) -> dict[str, Any]:
     """
 
     def is_read(name: str) -> bool:
-        return re.search(rf"\b{re.escape(name)}\b", template.template) is not None
+        return name in template.variables
 
-    asked: dict[str, tuple[str, Any]] = {"enable_thinking": ("enable_thinking", params.enable_thinking)}
+    switch = "thinking" if is_read("thinking") and not is_read("enable_thinking") else "enable_thinking"
+    asked: dict[str, tuple[str, Any]] = {switch: ("enable_thinking", params.enable_thinking)}
     effort = params.reasoning_effort
     is_effort_read = effort is not None and is_read("reasoning_effort")
     if is_effort_read:
         asked["reasoning_effort"] = "reasoning_effort", effort
     ends_thinking = effort == "none" and not is_effort_read
-    if effort and params.enable_thinking is None and (is_read("enable_thinking") or ends_thinking):
-        asked["enable_thinking"] = "reasoning_effort", effort != "none"
+    if effort and params.enable_thinking is None and (is_read(switch) or ends_thinking):
+        asked[switch] = "reasoning_effort", effort != "none"
     asked |= {name: (f"chat_template_kwargs.{name[:64]}", value) for name, value in params.chat_template_kwargs.items()}
     for name, (param, value) in asked.items():
         if name in _GIVEN and value != getattr(params, name):
@@ -82,15 +87,17 @@ def _with_calls(written: ToolFormat, message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _with_instructions(
-    messages: list[dict[str, Any]], written: ToolFormat, tools: list[dict[str, Any]]
+def _with_tools(
+    messages: list[dict[str, Any]], template: TemplateForms, written: ToolFormat, tools: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    if not tools:
-        return messages
-    text, (first, *others) = instructions(written, tools), messages
-    if first["role"] in ("system", "developer"):
-        return [{**first, "content": f"{first.get('content', '')}\n\n{text}"}, *others]
-    return [{"role": "system", "content": text}, first, *others]
+    """Show tools in the system message: in its field for them, or in words."""
+    has_system = messages[0]["role"] in ("system", "developer")
+    first, others = (messages[0], messages[1:]) if has_system else ({"role": "system", "content": ""}, messages)
+    if template.tools_field:
+        listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        return [{**first, template.tools_field: listed}, *others]
+    text = f"{first.get('content', '')}\n\n{instructions(written, tools)}".removeprefix("\n\n" * (not has_system))
+    return [{**first, "content": text}, *others]
 
 
 def prompt_of(params: ChatPrompt, call: Call, echo: str = "") -> Prompt:

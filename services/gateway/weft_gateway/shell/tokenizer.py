@@ -39,6 +39,7 @@ BATCH_TEXTS = 1024  # of one call: each costs memory until its ids are taken
 _FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFC
 _MARK = re.compile(f"([{chr(_FIRST_MARK)}-\U0010fffd])")  # with the one that chat templates use
 _CONTROL_SPELLING = re.compile(r"[<\[].+[>\]]", re.DOTALL)
+_HTML = re.compile(r"</?(?:table|caption|thead|tbody|tfoot|t[rhd]|h[1-6]|blockquote|strong|em|[bius]|su[bp]|code)>")
 
 
 class NotEncodable(ValueError):
@@ -88,8 +89,10 @@ class ModelTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
         self._added = {token.content: (id_, token.special) for id_, token in added.items()}
-        controls = [t.content for t in added.values() if t.special or _CONTROL_SPELLING.fullmatch(t.content)]
-        self._control = SpecialTokenEscaper(controls)
+        has_html = "<td>" in self._added  # as Gemma: tags of HTML are tokens, and text
+        text = {spelling for spelling in self._added if has_html and _HTML.fullmatch(spelling)}
+        marks = {spelling for spelling in self._added if _CONTROL_SPELLING.fullmatch(spelling)} - text
+        self._control = SpecialTokenEscaper([*self._special.values(), *marks])
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
         self._spelled = {id_: token_bytes(text, self._decoding) for id_, text in self._special.items()}
         self._template: ChatTemplate | TemplateFault | None = None
@@ -111,10 +114,10 @@ class ModelTokenizer:
             self._template = read()
         except TemplateFault as error:
             self._template = error
-        if isinstance(self._template, ChatTemplate):
-            self.config = {**self.config, "chat_template": self._template.default}
-        source = self._template.source if isinstance(self._template, ChatTemplate) else ""  # with that for tools
-        self.forms = TemplateForms.of(source, self._added)
+        template = self._template if isinstance(self._template, ChatTemplate) else None
+        if template:
+            self.config = {**self.config, "chat_template": template.default}
+        self.forms = TemplateForms.of(template, self._added)
 
     def encode(
         self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS, *, add_special_tokens: bool = True
@@ -147,8 +150,9 @@ class ModelTokenizer:
         given = [chat.messages, chat.tools, chat.documents, chat.variables]
         self._check_chars(sum(map(_chars, given)), context_tokens)
         hidden: dict[str, str] = {}
+        sought = template.sought | chat.call_marks
         try:
-            messages = [self._hidden_message(message, template.sought, hidden) for message in chat.messages]
+            messages = [self._hidden_message(message, sought, hidden) for message in chat.messages]
             tools, documents, variables = (self._hidden(value, hidden) for value in given[1:])
             safe = replace(chat, messages=messages, tools=tools, documents=documents, variables=variables)
             rendered = template.render(safe, self.max_chars(context_tokens))
@@ -168,7 +172,7 @@ class ModelTokenizer:
         return [*around[:begin], *tokens, *around[begin + len(plain) :]]
 
     def _hidden_message(self, message: Message, sought: Set[str], hidden: dict[str, str]) -> Message:
-        """An earlier answer shows what the template itself looks for in it, as the end of its reasoning."""
+        """An earlier answer shows its marks: of calls, and what the template looks for, as the end of its reasoning."""
         shown: Set[str] = sought if message["role"] == "assistant" else frozenset()
         return self._hidden(message, hidden, shown)
 

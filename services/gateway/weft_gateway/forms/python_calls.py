@@ -1,0 +1,115 @@
+"""Python's calls in the text of an answer, as OLMo 3 writes them: `name(city="Oslo", days=[1, 2])`. Pure."""
+
+import json
+import re
+from collections.abc import Sequence
+
+from weft_gateway.forms.marks import begun
+
+_NAME = r"[\w.-]{1,64}"
+PYTHON_NAME = re.compile(_NAME)  # of a function, or of an argument
+_VALUE = r"""(?:["'\[{(]|-?\d|(?:[Tt]rue|[Ff]alse|None|null)\b)"""
+_BEFORE = r"[\s,;\[\]]*"  # a call
+_HEAD = re.compile(rf"({_BEFORE})({_NAME})\(\s*(?=\)|{_NAME}\s*=\s*{_VALUE})")
+_HEAD_BEGUN = re.compile(rf"{_BEFORE}(?:{_NAME}(?:\(\s*(?:{_NAME}\s*(?:=\s*-?\w{{0,5}})?)?)?)?")
+_KEY = re.compile(rf"(\s*)({_NAME})\s*=\s*")
+_KEY_BEGUN = re.compile(rf"\s*(?:{_NAME}\s*=?\s*)?")
+_PLAIN = re.compile(r"""[^"'\\]+|\\.""", re.DOTALL)  # in a text
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+class PythonCalls:
+    """Writes Python's calls behind a mark as JSON objects with a name and arguments: `push` text, then `flush` once.
+
+    All other text stays as it is. What is no value of Python's or JSON's stays so, too, and whoever reads the object
+    finds that it is none.
+    """
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self._marks = marks
+        self._held = ""
+        self._inside = False  # behind a mark: a call may follow
+        self._open: list[str] = []  # brackets that would close the call
+        self._awaits_key = False
+        self._quote = ""
+
+    def push(self, text: str) -> str:
+        """Return what is certain by now."""
+        self._held, written = self._held + text, ""
+        while (part := self._step()) is not None:
+            written += part
+        return written
+
+    def flush(self) -> str:
+        """Return what is left at the end of the answer."""
+        held, self._held = self._held, ""
+        return held
+
+    def _take(self, chars: int) -> str:
+        taken, self._held = self._held[:chars], self._held[chars:]
+        return taken
+
+    def _step(self) -> str | None:
+        """Make some progress; None: only more text brings any."""
+        if not self._held:
+            return None
+        if self._quote:
+            return self._in_text()
+        if self._open:
+            return self._in_call()
+        if not self._inside:
+            return self._find_mark()
+        if head := _HEAD.match(self._held):
+            self._take(head.end())
+            self._open, self._awaits_key = [")"], True
+            return f'{head[1]}{{"name": {json.dumps(head[2])}, "arguments": {{'
+        if _HEAD_BEGUN.fullmatch(self._held):
+            return None
+        self._inside = False
+        return ""
+
+    def _find_mark(self) -> str | None:
+        if found := [(self._held.index(mark), len(mark)) for mark in self._marks if mark in self._held]:
+            self._inside = True
+            return self._take(sum(min(found)))
+        return self._take(len(self._held) - begun(self._held, self._marks)) or None
+
+    def _in_call(self) -> str | None:
+        if self._awaits_key and (key := _KEY.match(self._held)):
+            if key.end() == len(self._held):
+                return None
+            self._take(key.end())
+            self._awaits_key = False
+            return f"{key[1]}{json.dumps(key[2])}: "
+        if self._awaits_key and _KEY_BEGUN.fullmatch(self._held):
+            return None
+        char = self._take(1)
+        match char:
+            case '"' | "'":
+                self._quote = char
+                return '"'
+            case "(" | "[" | "{":
+                self._open.append(_CLOSING[char])
+                return "[" if char == "(" else char
+            case ")" | "]" | "}" if char == self._open[-1]:
+                self._open.pop()
+                return ("]" if char == ")" else char) if self._open else "}}"
+            case "," if len(self._open) == 1:
+                self._awaits_key = True
+            case _ if char == "<" or "\ufdd0" <= char <= "\ufdef":  # a mark: the call ends early
+                self._open, self._inside, self._held = [], False, char + self._held
+                return ""
+            case _:
+                pass
+        return char
+
+    def _in_text(self) -> str | None:
+        if plain := _PLAIN.match(self._held):
+            return self._take(plain.end())
+        if self._held == "\\":
+            return None
+        char = self._take(1)
+        if char != self._quote:
+            return f"\\{char}"
+        self._quote = ""
+        return '"'
