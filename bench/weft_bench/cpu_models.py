@@ -5,16 +5,19 @@ wherever it is made: it is seeded by its number.
 """
 
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from weft_bench.roofline import Shape
+from weft.domain.model.config import parse_spec
+from weft.domain.model.tensors import model_tensors
+from weft_bench.roofline import BF16_BYTES, Shape
 
 CONTEXT_TOKENS = 4096
 ADAPTER_SEED = 100
@@ -33,7 +36,7 @@ def base_model(folder: Path, name: str, shape: Shape) -> Path:
 
 
 def adapter(folder: Path, name: str, shape: Shape, number: int, rank: int) -> Path:
-    """Return the folder of adapter `number` with this rank on all seven projections, written if it is not there."""
+    """Return the folder of adapter `number` with this rank on all linear modules, written if it is not there."""
     return _made(folder / name / f"r{rank}-{number}", lambda into: _write_adapter(into, shape, number, rank))
 
 
@@ -45,27 +48,35 @@ def files(base: Path) -> dict[str, Path]:
 def config(shape: Shape) -> dict[str, object]:
     """Return `config.json` of a checkpoint of this shape."""
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_act": "silu",
+        "architectures": [shape.architecture], "model_type": "llama", "dtype": "bfloat16", "hidden_act": "silu",
         "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads, "head_dim": shape.hidden // shape.heads,
+        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
         "intermediate_size": shape.inner, "vocab_size": shape.vocab, "max_position_embeddings": CONTEXT_TOKENS,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False,
         "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
+    } | _own_fields(shape)  # fmt: skip
 
 
-def projections(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return `self_attn.q_proj` ... -> (inputs, outputs)."""
-    h, kv, i = shape.hidden, shape.kv, shape.inner
-    return {
-        "self_attn.q_proj": (h, h),
-        "self_attn.k_proj": (h, kv),
-        "self_attn.v_proj": (h, kv),
-        "self_attn.o_proj": (h, h),
-        "mlp.gate_proj": (h, i),
-        "mlp.up_proj": (h, i),
-        "mlp.down_proj": (i, h),
-    }
+def _own_fields(shape: Shape) -> dict[str, object]:
+    """Return what a family's configuration has otherwise than Llama's."""
+    match shape.architecture:
+        case "Gemma3ForCausalLM":
+            return {
+                "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 512,
+                "sliding_window_pattern": 6, "query_pre_attn_scalar": shape.head_dim, "rope_theta": 1e6,
+                "rope_local_base_freq": 1e4, "tie_word_embeddings": True, "max_position_embeddings": 32768,
+            }  # fmt: skip
+        case "Phi3ForCausalLM":
+            share, original = 0.75, CONTEXT_TOKENS
+            pairs = int(shape.head_dim * share) // 2
+            factors = {"short_factor": [1.0] * pairs, "long_factor": [1.0 + pair for pair in range(pairs)]}
+            return {
+                "model_type": "phi3", "partial_rotary_factor": share, "original_max_position_embeddings": original,
+                "max_position_embeddings": 32 * original, "rope_scaling": {"type": "longrope", **factors},
+                "sliding_window": None, "tie_word_embeddings": True, "pad_token_id": None,
+            }  # fmt: skip
+        case _:
+            return {}
 
 
 def _made(folder: Path, write: Callable[[Path], None]) -> Path:
@@ -82,27 +93,25 @@ def _made(folder: Path, write: Callable[[Path], None]) -> Path:
 
 
 def _write_base(folder: Path, shape: Shape) -> None:
-    rng = torch.Generator().manual_seed(0)
-    save_file({name: _normal(rng, size, 0.02) for name, size in _base_tensors(shape)}, folder / "model.safetensors")
+    """Write one tensor after the other: no more than the largest of them is in memory."""
+    rng, spec = torch.Generator().manual_seed(0), parse_spec(config(shape))
+    sizes, header, end = dict(model_tensors(spec)), dict[str, object](), 0
+    for name, size in sizes.items():
+        begin, end = end, end + BF16_BYTES * math.prod(size)
+        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for size in sizes.values():
+            file.write(_normal(rng, size, 0.02, 1.0 - spec.family.norm_offset).view(torch.int16).numpy().data)
     (folder / "config.json").write_text(json.dumps(config(shape)), encoding="utf-8")
-
-
-def _base_tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
-    for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}"
-        for module, (n_in, n_out) in projections(shape).items():
-            yield f"{prefix}.{module}.weight", (n_out, n_in)
-        yield f"{prefix}.input_layernorm.weight", (shape.hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (shape.hidden,)
-    yield "model.norm.weight", (shape.hidden,)
-    yield "lm_head.weight", (shape.vocab, shape.hidden)
 
 
 def _write_adapter(folder: Path, shape: Shape, number: int, rank: int) -> None:
     rng, tensors = torch.Generator().manual_seed(ADAPTER_SEED + number), {}
     for layer in range(shape.layers):
-        for module, (n_in, n_out) in projections(shape).items():
+        for module, (n_in, n_out) in shape.modules.items():
             key = f"base_model.model.model.layers.{layer}.{module}"
             tensors[f"{key}.lora_A.weight"] = _normal(rng, (rank, n_in), n_in**-0.5)
             tensors[f"{key}.lora_B.weight"] = _normal(rng, (n_out, rank), B_STD)
@@ -110,13 +119,13 @@ def _write_adapter(folder: Path, shape: Shape, number: int, rank: int) -> None:
     written = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "lora_dropout": 0.0,
         "bias": "none", "fan_in_fan_out": False, "inference_mode": True, "base_model_name_or_path": "base",
-        "target_modules": sorted(module.rpartition(".")[2] for module in projections(shape)), "modules_to_save": None,
+        "target_modules": sorted(module.rpartition(".")[2] for module in shape.modules), "modules_to_save": None,
     }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(written), encoding="utf-8")
 
 
-def _normal(rng: torch.Generator, size: tuple[int, ...], std: float) -> torch.Tensor:
-    """Draw a tensor from a normal distribution; vectors are norms, which are ones."""
+def _normal(rng: torch.Generator, size: tuple[int, ...], std: float, norm: float = 1.0) -> torch.Tensor:
+    """Draw a tensor from a normal distribution; vectors are norms, whose every weight is `norm`."""
     if len(size) == 1:
-        return torch.ones(size, dtype=torch.bfloat16)
-    return (torch.randn(size, generator=rng) * std).to(torch.bfloat16)
+        return torch.full(size, norm, dtype=torch.bfloat16)
+    return torch.randn(size, generator=rng).mul_(std).to(torch.bfloat16)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import ChainMap
 from collections.abc import Sequence
 
 from weft_bench.roofline import Shape
@@ -12,6 +13,11 @@ SHAPES = {
     "m135": Shape(hidden=576, layers=30, heads=9, kv_heads=3, inner=1536, vocab=49152),
     "mid": Shape(hidden=2048, layers=16, heads=16, kv_heads=4, inner=5632, vocab=32000),
 }
+OTHER_FAMILIES = {
+    "gemma3-1b": Shape(1152, 26, 4, 1, 6912, 262_144, "Gemma3ForCausalLM", head=256),
+    "phi4-mini-half": Shape(3072, 16, 24, 8, 8192, 200_064, "Phi3ForCausalLM"),  # 16 of Phi-4-mini's 32 layers
+}
+EVERY_FAMILY = ChainMap(SHAPES, OTHER_FAMILIES)
 BASE, IDENTICAL, UNIFORM, SKEWED, DISTINCT = "base", "Identical", "Uniform", "Skewed", "Distinct"
 POPULARITIES = (IDENTICAL, UNIFORM, SKEWED, DISTINCT)
 ZIPF_RATIO = 1.5

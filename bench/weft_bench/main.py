@@ -275,7 +275,9 @@ def peers(
         typer.Option(help="Environment of vllm, 'NAME=VALUE ...'; given several times, the best for it counts."),
     ] = None,
     mistral_kinds: Annotated[str, typer.Option(help="F32, BF16, F16: the best for it counts.")] = "F32,BF16,F16",
-    shapes: Annotated[str, typer.Option(help="Models: tiny, small, m135, mid; with commas.")] = "tiny,small,m135",
+    shapes: Annotated[
+        str, typer.Option(help="Models: tiny, small, m135, mid, gemma3-1b, phi4-mini-half; with commas.")
+    ] = "tiny,small,m135",
     popularities: Annotated[str, typer.Option(help="base, Identical, Distinct.")] = "base,Identical,Distinct",
     rows: Annotated[str, typer.Option(help="Rows of the cases; 4: prompts of 512 tokens alone.")] = "1,4,16",
     repetitions: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up.")] = 5,
@@ -298,7 +300,7 @@ def peers(
     """
     from weft_bench import peers_bench as bench
     from weft_bench.cpu_models import cache_dir
-    from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SHAPES
+    from weft_bench.cpu_shapes import BASE, DISTINCT, EVERY_FAMILY, IDENTICAL
     from weft_bench.machine import origin
     from weft_bench.peers.environment import environment
     from weft_kernels.cpu.library import LEVEL_VARIABLE
@@ -306,7 +308,8 @@ def peers(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped worker must not outlive this process
     if vllm is None and not (peft or llama or mistral):
         raise typer.BadParameter("nobody to compare with: give --vllm PYTHON, --peft, --llama, --mistral, or several")
-    chosen, kinds = among("shapes", shapes, SHAPES), among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))
+    chosen = among("shapes", shapes, EVERY_FAMILY)
+    kinds = among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))
     counts = _numbers("rows", rows)
     for text in vllm_env or ():
         try:

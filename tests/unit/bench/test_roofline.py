@@ -1,5 +1,7 @@
 """Bounds against figures worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from weft_bench.cpu_shapes import SHAPES
@@ -25,6 +27,18 @@ def test_widths_follow_from_a_shape() -> None:
     assert TINY.layer_weights == 2 * 16 + 2 * 8 + 3 * 32
     assert TINY.weights == 2 * 144 + 40
     assert TINY.lora_width == 36 + 4 + 24
+
+
+def test_heads_may_be_wider_and_modules_fused() -> None:
+    """A read of the same input is one read: q, k and v, and gate and up, are one module each."""
+    fused = replace(TINY, architecture="Phi3ForCausalLM", head=3)
+    assert (fused.q, fused.kv) == (6, 3)
+    assert fused.modules == {
+        "self_attn.qkv_proj": (4, 12), "self_attn.o_proj": (6, 4), "mlp.gate_up_proj": (4, 16), "mlp.down_proj": (8, 4),
+    }  # fmt: skip
+    assert fused.layer_weights == 48 + 24 + 64 + 32
+    assert fused.lora_width == 16 + 10 + 20 + 12
+    assert attention_flops(fused, tokens=3, context=5) == 4 * 2 * 3 * 5 * 6
 
 
 def test_bytes_of_a_step_are_weights_keys_and_adapters() -> None:
