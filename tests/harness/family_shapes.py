@@ -49,6 +49,6 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def shape_of(family: str, layers: int) -> dict[str, Any]:
-    """Return the configuration with so many layers."""
+    """Return the configuration with `layers` layers."""
     kinds = {"layer_types": ["attention"] * layers} if family == "granite4" else {}
     return OTHER_FAMILIES[family] | kinds | {"num_hidden_layers": layers}

@@ -27,7 +27,7 @@ SCRIPT = ((33, 20, 12, 30, 9), (1, 1, 1, 1, 1), (1, 7, 1, 2, 16), (1, 1, 1, 1, 1
 # layers, adapters of rank 1 and 64, tied and untied heads.
 SEEDS = {
     "llama": 0, "mistral": 10, "qwen2": 13, "qwen3": 5, "granite": 0, "smollm3": 0, "olmo2": 13, "olmo3": 8,
-    "gemma2": 14, "gemma3": 14, "phi3": 11, "starcoder2": 7, "granite4": 11,
+    "gemma2": 14, "gemma3": 14, "phi3": 11, "starcoder2": 7, "granite4": 11, "ministral3": 0,
 }  # fmt: skip
 
 

@@ -512,15 +512,15 @@ class Step {
   // Head `head` of token t's q|k|v, which is changed where it lies.
   void place_head(float* x, int head, int t, int layer, const weft_layer& w) const {
     const int dim = m_.head_dim, kv_head = (head - m_.heads) % m_.kv_heads;
-    const weft_row& owner = row_of(t);
-    const int position = owner.position + t - owner.start;
     if (head < m_.heads) {
-      const F scale = set1(m_.query_growth > 0 ? m_.query_scale * growth(position) : m_.query_scale);
+      const F scale = set1(m_.query_growth > 0 ? m_.query_scale * growth(t) : m_.query_scale);
       turn(x, w.q_norm, t, w.rope);
       for (int d = 0; d < dim; d += 16)
         store_as(Kind{}, q_ + t * at_.q_stride + head * dim + d, mul(load(x + d), scale));
       return;
     }
+    const weft_row& owner = row_of(t);
+    const int position = owner.position + t - owner.start;
     const Pages pages = pages_of(owner, layer, kv_head);
     if (head < m_.heads + m_.kv_heads) {
       turn(x, w.k_norm, t, w.rope);
@@ -537,7 +537,9 @@ class Step {
     }
   }
 
-  float growth(int position) const {
+  float growth(int t) const {
+    const weft_row& owner = row_of(t);
+    const int position = owner.position + t - owner.start;
     return 1.0f + m_.query_growth * float(std::log(1.0 + double(position / m_.growth_tokens)));
   }
 
