@@ -46,7 +46,7 @@ kernels = [
     (sampling._mask, {"V": 64, "SHARE": 64, "num_warps": 1},
      lambda: (tensor(*floats), number(), tensor(torch.int32), tensor(*ints), number())),
     (fused._take_tokens, {"BLOCK": 16}, lambda: (tensor(*ints), tensor(*ints), tensor(torch.int32), number())),
-    (fused._add_norm, {"H": 32, "BLOCK": 32, "num_warps": 1},
+    (fused._add_norm, {"H": 32, "BLOCK": 32, "LAYER_NORM": False, "num_warps": 1},
      lambda: (tensor(torch.float32), rng.choice((1.0, 1e-5)), rng.choice((1.0, 0.22)), tensor(*floats),
               rng.choice((None, tensor(*floats))), tensor(torch.float32))),
 ]

@@ -40,7 +40,7 @@ struct Layout {
     const int64_t q_size = int64_t(m.heads) * m.head_dim, kv_size = int64_t(m.kv_heads) * m.head_dim;
     tokens = n_tokens;
     const int64_t rows = round_up(n_tokens, 32) + 32;
-    const bool post_norms = m.layers > 0 && m.layer[0].attention_post_norm != nullptr;
+    const bool post_norms = m.layers > 0 && m.layer != nullptr && m.layer[0].attention_post_norm != nullptr;
     x_stride = row_stride(std::max<int64_t>(m.hidden, q_size), x_bytes);
     act_stride = row_stride(m.inner, x_bytes);
     qkv_stride = q_size + 2 * kv_size;
