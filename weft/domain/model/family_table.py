@@ -55,8 +55,8 @@ _MODELS = {
     "olmo2": ("OLMo 2", ""),
     "olmo3": ("OLMo 3", ""),
     "gemma2": ("Gemma 2", ""),
-    "gemma3_text": ("Gemma 3 (text)", ""),
-    "phi3": ("Phi-3, 3.5, Phi-4, 4-mini", ""),
+    "gemma3_text": ("Gemma 3 (text)", "1B"),
+    "phi3": ("Phi-3, 3.5, Phi-4, 4-mini", "3.8B, 16 of its 32 layers"),
     "starcoder2": ("StarCoder2", ""),
     "granitemoehybrid": ("Granite 4 (dense)", ""),
 }
