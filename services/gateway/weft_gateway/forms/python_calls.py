@@ -27,7 +27,8 @@ class PythonCalls:
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = marks
-        self._held = ""
+        self._mark = re.compile("|".join(map(re.escape, marks)))
+        self._held, self._at = "", 0  # what has come, and how much of it is read: an answer may come in one piece
         self._inside = False  # behind a mark: a call may follow
         self._open: list[str] = []  # brackets that would close the call
         self._awaits_key = False
@@ -35,23 +36,23 @@ class PythonCalls:
 
     def push(self, text: str) -> str:
         """Return what is certain by now."""
-        self._held, written = self._held + text, ""
+        self._held, self._at, written = self._held[self._at :] + text, 0, list[str]()
         while (part := self._step()) is not None:
-            written += part
-        return written
+            written.append(part)
+        return "".join(written)
 
     def flush(self) -> str:
         """Return what is left at the end of the answer."""
-        held, self._held = self._held, ""
+        held, self._held, self._at = self._held[self._at :], "", 0
         return held
 
-    def _take(self, chars: int) -> str:
-        taken, self._held = self._held[:chars], self._held[chars:]
+    def _take(self, end: int) -> str:
+        taken, self._at = self._held[self._at : end], end
         return taken
 
     def _step(self) -> str | None:
         """Make some progress; None: only more text brings any."""
-        if not self._held:
+        if self._at == len(self._held):
             return None
         if self._quote:
             return self._in_text()
@@ -59,31 +60,31 @@ class PythonCalls:
             return self._in_call()
         if not self._inside:
             return self._find_mark()
-        if head := _HEAD.match(self._held):
+        if head := _HEAD.match(self._held, self._at):
             self._take(head.end())
             self._open, self._awaits_key = [")"], True
             return f'{head[1]}{{"name": {json.dumps(head[2])}, "arguments": {{'
-        if _HEAD_BEGUN.fullmatch(self._held):
+        if _HEAD_BEGUN.fullmatch(self._held, self._at):
             return None
         self._inside = False
         return ""
 
     def _find_mark(self) -> str | None:
-        if found := [(self._held.index(mark), len(mark)) for mark in self._marks if mark in self._held]:
+        if found := self._mark.search(self._held, self._at):
             self._inside = True
-            return self._take(sum(min(found)))
-        return self._take(len(self._held) - begun(self._held, self._marks)) or None
+            return self._take(found.end())
+        return self._take(len(self._held) - begun(self._held[self._at :], self._marks)) or None
 
     def _in_call(self) -> str | None:
-        if self._awaits_key and (key := _KEY.match(self._held)):
+        if self._awaits_key and (key := _KEY.match(self._held, self._at)):
             if key.end() == len(self._held):
                 return None
             self._take(key.end())
             self._awaits_key = False
             return f"{key[1]}{json.dumps(key[2])}: "
-        if self._awaits_key and _KEY_BEGUN.fullmatch(self._held):
+        if self._awaits_key and _KEY_BEGUN.fullmatch(self._held, self._at):
             return None
-        char = self._take(1)
+        char = self._take(self._at + 1)
         match char:
             case '"' | "'":
                 self._quote = char
@@ -97,18 +98,19 @@ class PythonCalls:
             case "," if len(self._open) == 1:
                 self._awaits_key = True
             case _ if char == "<" or "\ufdd0" <= char <= "\ufdef":  # a mark: the call ends early
-                self._open, self._inside, self._held = [], False, char + self._held
+                self._open, self._inside, self._at = [], False, self._at - 1
                 return ""
             case _:
                 pass
         return char
 
     def _in_text(self) -> str | None:
-        if plain := _PLAIN.match(self._held):
+        if plain := _PLAIN.match(self._held, self._at):
             return self._take(plain.end())
-        if self._held == "\\":
+        char = self._held[self._at]
+        if char == "\\":  # the last character: any other is plain with the one behind it
             return None
-        char = self._take(1)
+        self._take(self._at + 1)
         if char != self._quote:
             return f"\\{char}"
         self._quote = ""

@@ -53,6 +53,7 @@ _NAMED = re.compile(
     rf"([A-Za-z0-9_.-]{{1,64}})\s*(?:(?:\[CALL_ID\]|{_CALL_ID})\s*[A-Za-z0-9]*\s*)?(?:(?:\[ARGS\]|{_ARGS})\s*)?"
 )
 _NAME_BEGUN = re.compile(rf"[A-Za-z0-9_.-]{{1,64}}\s*(?:[\[{_CALL_ID}{_ARGS}][^{{]{{0,64}})?")
+_PIECE_CHARS = 4096  # of an answer that comes whole, so that a call's step copies no more than that of what is behind it
 _BETWEEN = re.compile(r"[\s}\],;]*")  # calls: separators, and brackets too many
 
 
@@ -90,10 +91,11 @@ class ToolCallParser:
         return self._read(self._python.push(text) if self._python else text)
 
     def _read(self, text: str) -> list[Part]:
-        self._held += text
         parts: list[Part] = []
-        while (found := self._step()) is not None:
-            parts += found
+        for begin in range(0, len(text), _PIECE_CHARS):
+            self._held += text[begin : begin + _PIECE_CHARS]
+            while (found := self._step()) is not None:
+                parts += found
         return parts
 
     def flush(self, *, cut: bool = True) -> list[Part]:
