@@ -526,7 +526,7 @@ def families(
 ) -> None:
     """List the families of base models that are served, and the modules that their adapters may change.
 
-    - `weft families`  names of models, modules of adapters, sizes that were tried
+    - `weft families`  names of models, modules of adapters, sizes that were tried; and what is exact to what
 
     - `weft families -o wide`  also the architectures of config.json, kinds of rope, what a family computes otherwise
     """
@@ -538,6 +538,7 @@ def families(
     wide = output == "wide"
     for line in table(family_table.HEADERS + (family_table.MORE_HEADERS if wide else ()), family_table.rows(wide=wide)):
         say(line)
+    say(f"\n{family_table.EXACT}")
 
 
 @app.command(rich_help_panel="Tools")

@@ -115,7 +115,9 @@ def test_mixed_batches_of_any_adapters_are_as_near_fp64_as_transformers(models, 
         worst_error(model, make_executor(model), seed, oracle.given, oracle.exact)
         for seed, model, oracle in zip(SEEDS, models, oracles, strict=True)
     ]
-    assert max(errors) < MAX_ERROR_RATIO * max(oracle.error for oracle in oracles)
+    theirs = max(oracle.error for oracle in oracles)
+    print(f"\n| {models[0].spec.architecture} | {max(errors):.1e} | {max(errors) / theirs:.2f} of transformers' |")
+    assert max(errors) < MAX_ERROR_RATIO * theirs
     assert max(errors) < LOGIT_TOLERANCE
 
 

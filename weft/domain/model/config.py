@@ -13,7 +13,7 @@ from typing import cast
 
 from weft.domain.model.config_fields import flag, integer, invalid, positive, real, size, unsupported
 from weft.domain.model.errors import Reason, Refused
-from weft.domain.model.families import ATTENTION, BARE, FAMILIES, MLP, Family, Windows, needed_by
+from weft.domain.model.families import ATTENTION, BARE, FAMILIES, FULL, MLP, SLIDING, Family, Windows, needed_by
 from weft.domain.model.rope_config import parse_ropes
 from weft.domain.model.safetensors import SERVED_DTYPES
 from weft.domain.model.spec import LayerSpec, ModelSpec, is_bare
@@ -23,7 +23,6 @@ from weft.domain.text import quoted
 MAX_CONFIG_BYTES = 1 << 20
 MAX_EOS = 64  # of one model
 MAX_SCALE = 1 << 20  # of embeddings, scores and the like: numbers stay far from the ends of fp32
-FULL, SLIDING = "full_attention", "sliding_attention"
 OLD_NAMES = ("attention",)  # of full attention in Granite 4
 RECURRENT_NAMES = ("linear_attention", "mamba")
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
@@ -94,8 +93,9 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Mode
 
 def _size_or(config: JsonObject, family: Family, name: str, follows: int) -> int:
     """Read a size that follows from others where it is left out, and in some families where it is null."""
-    follow = config[name] is None and name in family.nulls if name in config else True
-    return follows if follow else size(config, name, 1 << 12)
+    if name not in config or (config[name] is None and name in family.nulls):
+        return follows
+    return size(config, name, 1 << 12)
 
 
 def _object(name: str, raw: bytes) -> JsonObject:

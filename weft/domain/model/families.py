@@ -16,6 +16,7 @@ BIASED = ATTENTION[:3]
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION + MLP
 BARE = "Model"  # what architectures without a head end with: MistralModel
+FULL, SLIDING = "full_attention", "sliding_attention"  # layers, by the names of `layer_types`
 
 _ATTENTION_MODULES = {f"self_attn.{name}": (name,) for name in ATTENTION}
 SEPARATE: Mapping[str, tuple[str, ...]] = _ATTENTION_MODULES | {f"mlp.{name}": (name,) for name in MLP}

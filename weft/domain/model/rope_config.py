@@ -9,12 +9,11 @@ import math
 from typing import Any, cast
 
 from weft.domain.model.config_fields import flag, integer, invalid, positive, unsupported
-from weft.domain.model.families import Family
+from weft.domain.model.families import FULL, SLIDING, Family
 from weft.domain.model.spec import RopeSpec
 from weft.domain.strict_json import JsonObject
 from weft.domain.text import quoted
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 _LAYERS = {FULL, SLIDING, "attention"}
 MAX_BASE = 1e12
 MAX_FACTOR = 1 << 20  # of frequencies, and of cos and sin: numbers stay far from the ends of fp32

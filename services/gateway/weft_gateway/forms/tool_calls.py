@@ -53,7 +53,7 @@ _NAMED = re.compile(
     rf"([A-Za-z0-9_.-]{{1,64}})\s*(?:(?:\[CALL_ID\]|{_CALL_ID})\s*[A-Za-z0-9]*\s*)?(?:(?:\[ARGS\]|{_ARGS})\s*)?"
 )
 _NAME_BEGUN = re.compile(rf"[A-Za-z0-9_.-]{{1,64}}\s*(?:[\[{_CALL_ID}{_ARGS}][^{{]{{0,64}})?")
-_PIECE_CHARS = 4096  # of an answer that comes whole, so that a call's step copies no more than that of what is behind it
+_PIECE_CHARS = 4096  # of an answer that comes whole: no step of a call copies more of what is behind it
 _BETWEEN = re.compile(r"[\s}\],;]*")  # calls: separators, and brackets too many
 
 
