@@ -13,7 +13,7 @@ FRAGMENT = re.compile(r"\W*(of|as|by|and|so|that|those|its?|they|see|where|which
 SO_MANY = re.compile(r"\bso\s+(many|much)\b", re.IGNORECASE)
 RAISES = re.compile(r"(?:^|[.):]\s+)Raises\s(.*)", re.DOTALL)
 NEXT_SENTENCE = re.compile(r"[.)]\s+(?!Raises\b)[A-Z`\[(]")
-OLD_LIMIT = re.compile(r"_*(MOST|LEAST)_")
+OLD_LIMIT = re.compile(r"""^[^\n#=("']*\b(_*(?:MOST|LEAST)_\w+)[^\n=]*=(?!=)""", re.MULTILINE)
 
 
 def docstrings(body: list[ast.stmt]) -> Iterator[tuple[int, str]]:
@@ -27,19 +27,29 @@ def docstrings(body: list[ast.stmt]) -> Iterator[tuple[int, str]]:
         before = statement
 
 
+def with_docstrings(module: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield a module, its classes and functions. Expressions, most of a tree, are passed over."""
+    blocks: list[ast.AST] = [module]
+    while blocks:
+        block = blocks.pop(0)
+        if isinstance(block, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield block
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            blocks += [node for node in getattr(block, name, ()) if not isinstance(node, ast.Expr)]
+
+
 def findings(path: Path) -> Iterator[str]:
     text = path.read_text()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            for line, docstring in docstrings(node.body):
-                if FRAGMENT.match(docstring):
-                    yield f"{line}: begins as a fragment; say what it is, or with a verb what it does"
-                if (raises := RAISES.search(docstring)) and NEXT_SENTENCE.search(raises[1]):
-                    yield f"{line}: a sentence after `Raises`; `Raises` stands last"
-                if SO_MANY.search(docstring):
-                    yield f"{line}: so many or so much; name the parameter"
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and OLD_LIMIT.match(node.id):
-            yield f"{node.lineno}: {node.id}; a limit is MAX_ or MIN_, its unit last"
+    for node in with_docstrings(ast.parse(text)):
+        for line, docstring in docstrings(node.body):
+            if FRAGMENT.match(docstring):
+                yield f"{line}: begins as a fragment; say what it is, or with a verb what it does"
+            if (raises := RAISES.search(docstring)) and NEXT_SENTENCE.search(raises[1]):
+                yield f"{line}: a sentence after `Raises`; `Raises` stands last"
+            if SO_MANY.search(docstring):
+                yield f"{line}: so many or so much; name the parameter"
+    for limit in OLD_LIMIT.finditer(text):
+        yield f"{text.count(chr(10), 0, limit.start(1)) + 1}: {limit[1]}; a limit is MAX_ or MIN_, its unit last"
     if SO_MANY.search(text):
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT and SO_MANY.search(token.string):
