@@ -58,7 +58,13 @@ def nobody_is_left(ports: list[int]) -> Iterator[None]:
     yield
     gc.collect()  # an error that a test has caught holds on to the group
     assert children() == []
-    wait_until(lambda: descriptors() <= before, "a descriptor of a rank to be closed by the thread that used it last")
+
+    def are_closed() -> bool:
+        """Collect each time: a thread that ends now leaves its last descriptor in a cycle of garbage."""
+        gc.collect()
+        return descriptors() <= before
+
+    wait_until(are_closed, "a descriptor of a rank to be closed by the thread that used it last")
 
 
 def descriptors() -> int:
