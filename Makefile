@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-slow test-changed test-budget budget flakes mutants promises differential fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values lock clean
+.PHONY: sim-check test-slow test-changed explore flakes mutants promises differential fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -66,18 +66,16 @@ SINCE ?=
 test-changed: kernels  ## a minute of the tests nearest to what has changed, failures first: SINCE=COMMIT
 	@$(HARNESS).changed $(if $(SINCE),--since $(SINCE))
 
-test-budget: install  ## hold what the last `make test` used against tests/budget.toml: files that add 5 % to a suite fail
-	@$(HARNESS).budget check
-
-budget: install  ## raise tests/budget.toml to the CPU seconds of the last `make test`
-	@$(HARNESS).budget write
-
-test-long: kernels autoscalers  ## more examples, sizes and combinations, and KEDA (needs Go once; not part of CI)
+test-long: kernels autoscalers  ## more sizes and combinations, and KEDA (needs Go once; not part of CI)
 	@$(BIN)/python tests/suites.py long
 
-MINUTES ?= 60
+MINUTES ?=
+EXPLORE_FLAGS ?=
+explore: kernels  ## property tests and the simulator with fresh seeds; each failure with the command that repeats it: MINUTES=30
+	@$(HARNESS).explore $(if $(MINUTES),--minutes $(MINUTES)) $(EXPLORE_FLAGS)
+
 flakes: kernels  ## files of integration, e2e and operator, least repeated first, on one core beside a busy loop, processes stopped for moments: MINUTES=60
-	@$(HARNESS).flakes --minutes $(MINUTES) $(FLAKES_FLAGS)
+	@$(HARNESS).flakes $(if $(MINUTES),--minutes $(MINUTES)) $(FLAKES_FLAGS)
 
 COUNT ?= 300
 SEED ?= 0

@@ -1,4 +1,4 @@
-"""Shared by all suites: one seed, printed, from `WEFT_TEST_SEED` (default 0)."""
+"""Shared by all suites: one seed, printed, from `WEFT_TEST_SEED` (default 0). Equal seeds draw equal inputs."""
 
 import atexit
 import gc
@@ -25,6 +25,7 @@ from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 from weft.process import long_lived_imports
 
@@ -34,13 +35,16 @@ from harness import deadline, leaks, order, progress  # noqa: E402
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
 
-# How fast examples are made says something of the machine (and of hypothesis building its Unicode tables the first
-# time), nothing of the code: no wall-clock rule decides whether a property holds.
-# A fixed number of examples, more of them in `make test-long`.
+# The time that examples take depends on the machine, so no wall-clock rule decides whether a property holds. A database
+# of earlier failures would change the inputs of the next run. `make explore` sets more examples.
 EXAMPLES = int(os.environ.get("WEFT_TEST_EXAMPLES", "50"))
 settings.register_profile(
-    "weft", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+    "weft", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True,
+    database=None,
+)  # fmt: skip
+# Hypothesis also draws constants from the source of every local module that is imported by then. A worker process
+# imports other modules in each run, so a seed would draw other inputs.
+providers._get_local_constants = lambda: providers._local_constants
 # For whoever only asks whether a property holds (`make mutants`): finding the smallest example takes minutes.
 settings.register_profile("verdict", settings.get_profile("weft"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("weft")
@@ -66,7 +70,7 @@ atexit.register(gc.unfreeze)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order.long_first(items)
+    order.sort_tests(items)
 
 
 def pytest_report_header() -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from harness.guard import descendants, guarded
 from harness.suite import ROOT, Result, Run, Suite, read_records
-from suites import COSTLY, logs, repeat
+from suites import COSTLY, COSTS, logs, repeat
 from weft_devcluster import tools
 from weft_devcluster.errors import ToolMissing
 from weft_devcluster.tied import tied
@@ -95,7 +95,7 @@ def _run(file: str, seed: int, folder: Path) -> tuple[Result, int]:
             stops += _stop_one(rng)
 
     suite = Suite(file.replace("/", "."), (file, "-m", "not long"))
-    records = read_records(iter((COSTLY, logs() / "cpu_seconds.json")))
+    records = read_records(iter((COSTLY, COSTS)))
     return Run(seed, folder, logs() / "flakes", disturb, print, records).run(suite), stops
 
 

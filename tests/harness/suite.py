@@ -24,6 +24,7 @@ BEAT_S = 1.0
 PATIENCE_S = 600.0  # for each wait inside of a test (`weft_devcluster.waiting`)
 STACKS_S = 2.0  # for a process to write the stacks of its threads
 MAX_STACK_LINES = 60
+HASH_SEED = {"PYTHONHASHSEED": "0"}  # sets of strings have one order: in a run, its workers, and the next run
 
 
 class Suite(NamedTuple):
@@ -42,6 +43,7 @@ class Result:
     began: float
     total: int = 0
     outcomes: Counter[str] = field(default_factory=Counter[str])
+    by_folder: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])  # folder and outcome
     skips: Counter[str] = field(default_factory=Counter[str])
     failed: list[str] = field(default_factory=list[str])
     cpu_of_tests: dict[str, float] = field(default_factory=dict[str, float])
@@ -55,14 +57,11 @@ class Result:
             self.total = int(event["total"])
         elif "done" in event:
             self.outcomes[event["outcome"]] += 1
+            self.by_folder[folder_of(event["done"]), event["outcome"]] += 1
             if event["outcome"] == "skipped":
                 self.skips[event["why"]] += 1
             if event["outcome"] == "failed":
                 self.failed.append(event["done"])
-
-    def share(self) -> float:
-        """The part of its tests that is done."""
-        return min(1.0, self.outcomes.total() / self.total) if self.total else 0.0
 
     def line(self, now: float) -> str:
         """One line that says how far it is."""
@@ -113,7 +112,8 @@ class Run:
         """Run pytest and watch it. Returns the verdict."""
         suite, fifo = result.suite, self.folder / f"{result.suite.name}.progress"
         os.mkfifo(fifo)
-        environment = {**os.environ, **suite.environment, "WEFT_TEST_SEED": str(self.seed), "TMPDIR": str(self.folder)}
+        environment = {**os.environ, **HASH_SEED, **suite.environment}
+        environment |= {"WEFT_TEST_SEED": str(self.seed), "TMPDIR": str(self.folder)}
         environment[VARIABLE] = str(fifo)
         environment.setdefault("WEFT_TEST_PATIENCE_S", str(PATIENCE_S))
         environment.pop(
@@ -224,6 +224,11 @@ class _SuiteWatch:
         for pid in tree:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def folder_of(test: str) -> str:
+    """Return the folder of a test below tests/."""
+    return test.removeprefix("tests/").partition("/")[0].partition("::")[0]
 
 
 def read_records(paths: Iterator[Path]) -> dict[str, float]:

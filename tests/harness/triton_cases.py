@@ -29,7 +29,7 @@ class Case:
 
     `once`: all launches of a kernel are one variant of it, so that no step waits for a compiler after the first.
     `may_spill`: fp32 is for checks, not for speed: its products keep both operands in registers.
-    `usual`: the capabilities that `make test` compiles it for; `make test-long` knows all.
+    `usual`: the capabilities that `make test` and `make test-slow` compile it for; `make test-long` has all.
     """
 
     name: str

@@ -73,9 +73,9 @@ class Oracle:
         return self.model.judge(adapter, prompt, answer, TOLERANCE)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def forked_ranks() -> Iterator[None]:
-    """The ranks of split models start with torch imported. `test_flying` has some that start as a runner's do."""
+    """Fork the ranks of split models from a process that has imported torch."""
     with rank_forks() as forks, mock.patch.object(worker_group, "start_rank", forks.start_rank):
         yield
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.explore import FAILED_SCENARIO
 from weft_scheduler.core import Scheduler
 from weft_sim import check
 from weft_sim.check import check_seed
@@ -79,6 +80,7 @@ def test_a_failing_seed_prints_how_to_see_it_again_and_writes_its_timeline(
     printed = capsys.readouterr().out
     assert "seed 3: LawBroken" in printed
     assert "python -m weft_sim check --seeds 1 --first 3 --trace seed-3.json" in printed
+    assert [seed for seed, _ in FAILED_SCENARIO.findall(printed)] == ["3"], "`make explore` reads it"
     events = json.loads(trace.read_text())["traceEvents"]
     assert {"M", "X", "b"} <= {event["ph"] for event in events}
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")

@@ -36,13 +36,13 @@ from harness.mutants.nearest import choose, cost_of_files, import_graph, make_ne
 from harness.mutants.session import Collected, Session, can_be_planted
 from harness.mutants.trials import ALL, ENVIRONMENT, OPTIONS, SITE, Job, Ledger, Line, digest, run_jobs
 from harness.suite import Run, Suite, read_records
-from suites import COSTLY, LINE_S, ONE, SUITES, Screen, logs
+from suites import COSTLY, COSTS, LINE_S, ONE, TOGETHER, Screen, logs, paths
 
 RAW = "docs/benchmarks/raw"
 LEDGER = ROOT / RAW / "mutants.jsonl"
 EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
 LAWS, SIMULATED = "tests/harness/mutants/laws.py", "sim/weft_sim/scenario.py"
-CALLING = ("unit", "sim", "integration")  # suites whose tests are recorded
+CALLING = ("unit", "sim", "integration")  # folders whose tests are recorded
 BAR_CHARS = 30
 OUTCOMES = ("killed", "equivalent", "alive", "unseen")
 
@@ -78,7 +78,7 @@ class Command:
         """Raises ValueError: the list of equivalents does not fit the sources."""
         self._given, self._folder = given, folder
         self._ledger, self._commit = Ledger(given.ledger), _commit()
-        self._records = read_records(iter((COSTLY, logs() / "cpu_seconds.json")))
+        self._records = read_records(iter((COSTLY, COSTS)))
         self._equivalents = read_equivalents(EQUIVALENT)
         if left := stale(self._equivalents, ROOT):
             lines = "\n".join(f"  {one.file}, {one.function}: {one.operator} of `{one.text}`" for one in left)
@@ -145,8 +145,8 @@ class Command:
         path = logs() / "callers.json"
         if self._given.record or not path.exists():
             print("recording which tests call what", flush=True)
-            suites = (*(suite for suite in SUITES if suite.name in CALLING), Suite("laws", (LAWS, *ONE)))
-            screen = Screen(suites, {})
+            suites = (Suite("calling", (*paths(CALLING), *TOGETHER)), Suite("laws", (LAWS, *ONE)))
+            screen = Screen()
             run = Run(self._given.seed, self._folder, self._folder / "logs", screen.show, screen.tell, self._records)
             for result in record_callers(path, suites, run, SITE):
                 screen.close(result, run.logs)

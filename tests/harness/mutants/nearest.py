@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.order import budgeted_cpu_s
+from harness.order import usual_cpu_s
 
 SUITES = ("tests/unit", "tests/sim", "tests/integration")
 TESTS = ("tests/harness", *SUITES, "tests/kernels", "tests/oracle", "tests/e2e")
@@ -109,7 +109,7 @@ def choose(file: str, distances: Mapping[str, int], suite: str, cpu_s: Mapping[s
     tests = [name for name in distances if Path(name).name.startswith("test_") and name.startswith(SUITES)]
     ranked = sorted((name for name in tests if name.startswith(f"{suite}/") or distances[name] == 1), key=nearness)
     ranked += sorted(set(tests) - set(ranked), key=nearness)[: max(0, N_NEAREST - len(ranked))]
-    usual = budgeted_cpu_s()
+    usual = usual_cpu_s()
     costly = {name for name in ranked if cpu_s.get(name, usual.get(name, 0.0)) > COSTLY_CPU_S}
     quick = [name for name in ranked if name not in costly]
     direct = (name for name in ranked if name in costly and distances[name] == 1)

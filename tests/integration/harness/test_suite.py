@@ -26,7 +26,7 @@ def work(folder):
     run = Run(11, folder, folder / "logs", lambda _: None, told.append, max_idle_s=5.0)
     result = run.run(Suite("small", tuple(sys.argv[1:]), environment={"PYTHONPATH": sys.path[0]}))
     said = {"told": told, "outcomes": result.outcomes, "failed": result.failed, "verdict": result.verdict}
-    print(json.dumps(said | {"cpu_s": result.cpu_s, "table": summary([result], run.seed)}))
+    print(json.dumps(said | {"cpu_s": result.cpu_s, "table": summary([result], run.seed, {})}))
     return 0
 
 sys.path[0] = sys.argv.pop(1)
@@ -155,5 +155,5 @@ def test_a_hang_and_a_death_cost_one_test_each(tmp_path: Path, distribution: str
 def test_a_failure_ends_with_the_command_that_repeats_it() -> None:
     result = Result(Suite("unit", (), environment={"WEFT_TEST_EXAMPLES": "9"}), 0.0, failed=["tests/a.py::test[x y]"])
     settings, _, words = repeat(result, 5).partition(" .venv/bin/python -m pytest ")
-    assert settings == "repeat: WEFT_TEST_EXAMPLES=9 WEFT_TEST_SEED=5"
+    assert settings == "repeat: PYTHONHASHSEED=0 WEFT_TEST_EXAMPLES=9 WEFT_TEST_SEED=5"
     assert words == "--hypothesis-seed=5 -m '' 'tests/a.py::test[x y]'"
