@@ -122,7 +122,13 @@ def test_the_bits_are_those_of_gcc(model: dict[str, Path], name: str, level: str
 
 
 @pytest.mark.parametrize("name", COMPILERS)
-@pytest.mark.parametrize("what", [SOURCES, for_this_cpu(SOURCES)], ids=["every level", "this CPU's"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(SOURCES, id="every level"),
+        pytest.param(for_this_cpu(SOURCES), id="this CPU's", marks=pytest.mark.slow),
+    ],
+)
 def test_the_library_needs_no_cpp_runtime(name: str, what: Sources) -> None:
     """Whatever compiles it: a compiler that is fetched has none, and would compile one first."""
     path = built_by(name, "portable", what).path

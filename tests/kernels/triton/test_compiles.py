@@ -2,10 +2,11 @@
 
 No GPU takes part: Triton's compiler and NVIDIA's assembler run in a process of their own (`triton_compile`), because
 under the interpreter, which the other kernel tests use, a kernel is never compiled. Later runs find unchanged kernels
-in Triton's cache. `make test-long` compiles every case for both, `make test` the ones that differ most.
+in Triton's cache. `make test` compiles each kernel in its most common shapes, `make test-slow` the cases that differ
+from them, `make test-long` every case for both capabilities.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import pytest
 
@@ -20,7 +21,20 @@ from harness.triton_cases import CASES, EXACT, MMA, WIDE, Case
 OUTSIDE_BYTES = 64
 LOOP_BYTES = 16
 
+COMMON = frozenset(
+    "shrink_decode shrink_prefill_64 expand_decode expand_prefill_64 int4_one_row int4_prefill int4_decode "
+    "decode_8_splits prefill_tile_128 rope_write_decode rope_write_prefill_64 gate_decode gate_prefill_64 "
+    "norms_of_families add_norm embed argmax draw shift mask".split()
+)
+
 SHOWN_BY = {WIDE: ("ld.global.v4", "cp.async.16"), MMA: ("mma.sync", "wgmma")}
+
+
+def _tier(case: Case, capability: int) -> Sequence[pytest.MarkDecorator]:
+    """Return the mark of the slowest command that a case waits for. A compilation takes 2 CPU seconds."""
+    if capability not in case.usual:
+        return [pytest.mark.long]
+    return [] if capability == 90 and (case.name in COMMON or case.name.endswith("any_layer")) else [pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +46,10 @@ def compiler() -> Generator[Apart]:
 @pytest.mark.parametrize(
     ("case", "capability"),
     [
-        pytest.param(case, capability, id=f"{case.name}-{capability}", marks=() if usual else pytest.mark.long)
+        pytest.param(case, capability, id=f"{case.name}-{capability}", marks=tier)
         for case in CASES
         for capability in BLOCK_SHARED_KIB
-        for usual in [capability in case.usual]
+        for tier in [_tier(case, capability)]
     ],
 )
 def test_compiles(case: Case, capability: int, compiler: Apart) -> None:

@@ -37,8 +37,8 @@ assert array.view("<u2").tolist() == [0x3F00, 0xC040]
 
 @pytest.mark.parametrize(
     ("code", "needed"),
-    [(CHECK, gpu_check.NEEDED), (BENCH, gpu.NEEDED), (BITS, gpu.NEEDED)],
-    ids=["gpu-check", "gpu-bench", "numbers of a checkpoint"],
+    [(CHECK, gpu_check.NEEDED), (BENCH + BITS, gpu.NEEDED)],
+    ids=["gpu-check", "gpu-bench and numbers of a checkpoint"],
 )
 def test_it_needs_no_package_but_the_named_ones(code: str, needed: tuple[str, ...]) -> None:
     """Nothing else can be imported in its process, but what these require themselves."""

@@ -7,9 +7,9 @@ with how many threads), and each logit that it produces equals, bit for bit, tha
 import ctypes
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ from weft_runner.model.weights import ModelWeights, load_weights
 LEVELS = native_library().levels
 
 PAGES, SLOTS, MAX_ROWS = 256, 8, 64
+MAX_EXECUTORS = 32  # that stay in memory at a time: all of them are gigabytes
 TOP_SHARE, MIN_KEYS = 0.3, 16  # of sparse attention
 Made = TypeVar("Made", bound=Executor)
 Script = list[list[tuple[int, int]]]  # steps of (sequence, how many of its next tokens)
@@ -71,6 +72,16 @@ FAMILIES = {
 OTHERS = {family: shape_of(family, 2) for family in OTHER_FAMILIES}
 
 
+def with_levels(cases: Iterable[tuple[str, ...]]) -> list[object]:
+    """Pair cases with levels: each case with the best level and one more in turn. The slow tier has all pairs."""
+    return [
+        pytest.param(*case, level, id="-".join((*case, level)), marks=() if usual else pytest.mark.slow)
+        for index, case in enumerate(cases)
+        for number, level in enumerate(LEVELS)
+        for usual in [number in (0, index % len(LEVELS))]
+    ]
+
+
 @cache
 def library(level: str) -> Library:
     """To find one asks the compiler."""
@@ -85,7 +96,7 @@ class Stage:
     spec: ModelSpec
     ranks: tuple[dict[str, int], ...] = RANKS
 
-    @cache  # noqa: B019 (a handful, for the module's life)
+    @lru_cache(MAX_EXECUTORS)  # noqa: B019 (emptied with the module)
     def native(self, level: str, dtype: str, threads: int = 1, page_tokens: int = 16) -> CpuExecutor:
         """`dtype`: of the weights, with `+int4` also of KV; `+top` with sparse attention."""
         weights, *others = dtype.split("+")
@@ -97,7 +108,7 @@ class Stage:
         )  # fmt: skip
         return self._with_adapters(made)
 
-    @cache  # noqa: B019 (as above)
+    @lru_cache(MAX_EXECUTORS)  # noqa: B019 (as above)
     def reference(self, dtype: str = "fp32") -> ReferenceExecutor:
         table = TorchAdapterStore(self.spec, max(SLOTS, len(self.ranks)))
         weights = load_weights(self.files, self.spec)
@@ -106,7 +117,7 @@ class Stage:
         kv = (Int4KvCache if dtype.endswith("+int4") else KvCache)(self.spec, PAGES, 16)
         return self._with_adapters(ReferenceExecutor(self.spec, weights, kv, table))
 
-    @cache  # noqa: B019 (as above)
+    @lru_cache(MAX_EXECUTORS)  # noqa: B019 (as above)
     def expected(self, dtype: str = "fp32") -> Logits:
         """The reference's of a mixed batch, the same for every level. Read only."""
         whole = mixed_batch()
@@ -117,7 +128,7 @@ class Stage:
             executor.adapters.put(slot, executor.adapters.build(self._adapter(slot, **ranks), Scales()))
         return executor
 
-    @cache  # noqa: B019 (as above)
+    @lru_cache(MAX_EXECUTORS)  # noqa: B019 (as above)
     def _adapter(self, slot: int, **ranks: int) -> dict[str, torch.Tensor]:
         return adapter_tensors(self.spec, slot, ranks)
 
@@ -130,7 +141,9 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         files = write_model(root, 7, **(FAMILIES | OTHERS | {"windows": WINDOWS})[family])
         return Stage(files, read_spec(files["config.json"]))
 
-    return make
+    yield make
+    for made in (Stage.native, Stage.reference, Stage.expected, Stage._adapter):
+        made.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +279,7 @@ def scripts(draw: st.DrawFn, whole: list[Sequence], least: int = 1) -> Script:
     return script
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("family", "level"), with_levels((family,) for family in (*FAMILIES, *OTHERS)))
 def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], family: str, level: str) -> None:
     stage, whole = stage_of(family), mixed_batch()
     script = prompts_then_tokens(whole)
@@ -341,8 +353,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "family"), CASES)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("dtype", "family", "level"), with_levels(CASES))
 def test_a_rows_bits_are_its_own(stage_of: Callable[[str], Stage], dtype: str, family: str, level: str) -> None:
     stage = stage_of(family)
 
