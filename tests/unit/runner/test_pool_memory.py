@@ -53,6 +53,7 @@ SWAPPING = replace(LIMITS, swap_page_bytes=10, host_bytes=60, keep_copies=True) 
 SIZES = {"": 0, "a": 5, "b": 20, "c": 45, "d": 90, "huge": 95}
 DEAR = StepModel(base_ms=1.0, row_ms=0.0, key_ms=0.0, token_ms=1.0)  # prompts: any copy is sooner there
 TOLD = (0, 10, 30, 500)  # what a list may say of a size
+EXECUTED = (Action, AdapterPages, DropSwap, SwapIn, SwapOut)  # effects that a device acts on
 
 
 class Device:
@@ -95,8 +96,7 @@ class Device:
         self.execute()
 
     def execute(self) -> None:
-        effects = take(self.pool, Action, AdapterPages, DropSwap, SwapIn, SwapOut)
-        for effect in effects:
+        for effect in take(self.pool, *EXECUTED):
             match effect:
                 case Fetch():
                     self.loading.append(effect)
@@ -147,6 +147,8 @@ class Device:
         self.execute()
 
     def check(self) -> None:
+        pending = [effect for effect in self.pool.effects if isinstance(effect, EXECUTED)]
+        assert not pending, "an order of the pool was not executed before the check"
         check_pool(self.pool)
         kept = {host for swap in self.pool.swap.by_key.values() for host in swap.hosts}
         kept |= {page.host for page in self.pool.adapters.host.cached.values()}
@@ -400,6 +402,7 @@ def test_adapters_and_sequences_do_not_starve_each_other(wants, pinned, host_byt
                 (s for s in pool.sequences.values() if pool.pages.reserved_by(s.key)), key=lambda s: s.admitted
             )
             pool.stop(newest.key, newest.start.epoch, newest.owner)
+            device.execute()
         for event in flat(take(pool, Send)):
             assert not isinstance(event, Ended)
             if isinstance(event, SequenceTokens):
