@@ -109,9 +109,13 @@ class Device:
                     self.places.update((page, [None] * P) for page in pages)
                 case DropSwap(numbers, hosts):
                     self.copies = [copy for copy in self.copies if copy.number not in numbers]
+                    in_copies = {host for copy in self.copies for host in copy.hosts}
+                    assert in_copies.isdisjoint(hosts), "a copy goes on with a page that is free"
                     for host in hosts:
                         self.host.pop(host, None)
                 case SwapOut() | SwapIn():
+                    is_there = [host in self.host for host in effect.hosts]
+                    assert not any(is_there) if isinstance(effect, SwapOut) else all(is_there), effect
                     self.copies.append(effect)
                     for page in effect.pages if isinstance(effect, SwapIn) else ():
                         self.places[page] = [("half copied",)] * P

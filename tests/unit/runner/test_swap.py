@@ -483,6 +483,24 @@ def test_who_takes_a_page_whose_copy_is_under_way_ends_the_copy():
     assert len(pool.host_prefixes) == 0
 
 
+def test_a_copy_ends_before_host_memory_drops_a_page_that_it_reads():
+    """The copy of a large adapter takes host memory while a sequence waits for its prompt's pages, and is stopped."""
+    pool = RequestPool(replace(LIMITS, host_bytes=40))
+    for key, salt in (("first", "t"), ("second", "t"), ("other", "u"), ("last", "v"), ("all", "w")):
+        begin(pool, key, 1, prompt=29 if key == "all" else 9, max_tokens=3, cache_salt=salt)
+        while pool.sequences:
+            step(pool)
+            for order in copies(pool):
+                copied(pool, order)
+    begin(pool, "again", 2, prompt=9, cache_salt="t")
+    (read,) = copies(pool)
+    held(pool.adapters.host, "large", 40)
+    pool.stop("again", Epoch(1, 2), session())
+    first, second = read.hosts
+    drops = take(pool, DropSwap)[-3:]
+    assert drops == [DropSwap((read.number,), ()), DropSwap((), (second,)), DropSwap((), (first,))]
+
+
 # ---- copies
 
 
@@ -574,6 +592,15 @@ def test_between_steps_a_drop_ends_a_copy_and_a_failure_is_reported(monkeypatch)
     (failed,) = reports
     assert isinstance(failed, SwapFailed)
     assert failed.number == 2
+
+
+def test_a_copy_back_of_a_page_that_is_not_there_fails_and_leaves_none():
+    memory, reports, between = LocalKvMemory(np.zeros((8, PAGE), np.uint8)), [], gaps()
+    swapper = KvSwapper(memory, reports.append, between)
+    swapper.execute(SwapIn(1, (7,), (0,)))
+    between.advance()
+    assert [type(report) for report in reports] == [SwapFailed]
+    assert not swapper._host
 
 
 # ---- answers

@@ -92,17 +92,18 @@ class HostCache:
             self.forget_page(page)
             self.kv_bytes += page.host_bytes
 
-    def put_back(self, pages: Iterable[CachedPage]) -> list[CachedPage]:
-        """Cache pages, in order of their text, whose beginning stays longest. Returns those that are cached already."""
-        twice: list[CachedPage] = []
+    def put_back(self, pages: Iterable[CachedPage]) -> None:
+        """Cache pages again, in order of their text, whose beginning stays longest. A name's second page is dropped.
+
+        No copy may read them any more.
+        """
         for page in reversed([*pages]):
             self.kv_bytes -= page.host_bytes
             if page.name in self.cached:
-                twice.append(page)
+                self._on_dropped(page)
             else:
                 self._put(page)
         self.trim()
-        return twice
 
     def drop_page(self, page: CachedPage) -> None:
         """Drop a page, complete or not."""

@@ -162,7 +162,8 @@ class KvSwap:
         if swap.cached:
             for page in swap.cached:
                 del self.arriving[page.name]
-            self.drop(swap.number, [page.host for page in self._host.put_back(swap.cached)])
+            self.drop(swap.number, ())  # before any page it reads is free: the cache may drop some at once
+            self._host.put_back(swap.cached)
         elif swap.hosts:
             self._host.release_kv(len(swap.hosts) * self.page_bytes)
             self.drop(swap.number, swap.hosts)
