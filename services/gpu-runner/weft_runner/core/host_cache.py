@@ -188,6 +188,8 @@ class HostCache:
         del self.cached[page.name]
         self.cached_bytes -= page.host_bytes
         self._cached_of[page.adapter] -= 1
+        if not self._cached_of[page.adapter]:
+            del self._cached_of[page.adapter]  # else an entry stays for each adapter that ever had a page
 
 
 class TierPrefetcher:
@@ -304,6 +306,8 @@ def check_host_cache(host: HostCache) -> None:
     assert not beyond or sum(digest not in host.protected for digest in sizes) == 1, sizes
     assert not beyond or not host.cached, "pages of earlier prompts stay beyond the budget"
     assert host.cached_bytes == sum(page.host_bytes for page in host.cached.values())
+    pages_of = Counter(page.adapter for page in host.cached.values())
+    assert dict(host._cached_of) == dict(pages_of), pages_of  # pyright: ignore[reportPrivateUsage]
     for copies in (host.held.values(), host.cached.values()):
         used = [copy.used for copy in copies]
         assert used == sorted(used), "not in order of use"
