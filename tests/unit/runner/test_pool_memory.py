@@ -79,7 +79,9 @@ class Device:
         self.execute()
         if not batch.rows:
             return
-        for page in pool.reservations.take_granted():
+        granted = pool.reservations.take_granted()
+        self.check_owners(granted)
+        for page in granted:
             self.places[page] = [None] * P
         for row in batch.rows:
             sequence = pool.sequences[row.key]
@@ -106,6 +108,7 @@ class Device:
                 case Unload(slot):
                     self.in_slots.pop(slot)
                 case AdapterPages(pages):
+                    self.check_owners(pages, adapters=False)
                     self.places.update((page, [None] * P) for page in pages)
                 case DropSwap(numbers, hosts):
                     self.copies = [copy for copy in self.copies if copy.number not in numbers]
@@ -121,6 +124,13 @@ class Device:
                         self.places[page] = [("half copied",)] * P
                 case _:
                     pass
+
+    def check_owners(self, pages: list[int], *, adapters: bool = True) -> None:
+        """Check that no copy reads or writes pages that change hands. `adapters`: none of the pages is an adapter's."""
+        in_use = {page for copy in self.copies for page in copy.pages}
+        if adapters:
+            in_use |= {page for adapter in self.pool.adapters.adapters.values() for page in adapter.pages}
+        assert in_use.isdisjoint(pages), (in_use, pages)
 
     def load(self, index: int = 0, fails: EndReason | None = None) -> None:
         order = self.loading.pop(index)

@@ -501,6 +501,16 @@ def test_a_copy_ends_before_host_memory_drops_a_page_that_it_reads():
     assert drops == [DropSwap((read.number,), ()), DropSwap((), (second,)), DropSwap((), (first,))]
 
 
+def test_an_adapters_page_is_not_cleared_for_a_sequence_that_ended_before_its_first_step():
+    pool = RequestPool(replace(LIMITS, page_bytes=PAGE))
+    begin(pool, "all", 1, prompt=30)
+    assert pool.pages.free_pages == 0
+    pool.stop("all", Epoch(1, 1), session())
+    begin(pool, "new", 2, prompt=1, adapter="a")
+    joined(pool, "a")
+    assert {*pool.reservations.take_granted()}.isdisjoint(pool.adapters.adapters["a"].pages)
+
+
 # ---- copies
 
 

@@ -526,7 +526,7 @@ class RequestPool:
         if swapped:
             self.pages.mark(sequence.key)
         else:
-            self.pages.release(sequence.key, forget=forget)
+            self.reservations.release(sequence.key, forget=forget)
         if sequence.start.adapter and swapped:
             self.adapters.release_swapped(sequence.start.adapter)
         elif sequence.start.adapter:

@@ -62,7 +62,8 @@ class Reservations:
     def drop_granted(self, pages: list[int]) -> None:
         """Forget pages that are copied to as a whole: clearing one before the next step would take what is copied."""
         if self._granted:
-            self._granted = [page for page in self._granted if page not in pages]
+            dropped = {*pages}
+            self._granted = [page for page in self._granted if page not in dropped]
 
     def take_granted(self) -> list[int]:
         """Pages that changed hands since the last call: cleared before anything is written to them."""
@@ -88,6 +89,11 @@ class Reservations:
                 return
             del self.paused[key]
             sequences[key].resume()
+
+    def release(self, key: str, *, forget: bool = False) -> None:
+        """Give a sequence's pages back (`PageTable.release`). No step clears them: an adapter may have them next."""
+        self.drop_granted(self._pages.pages_of(key))
+        self._pages.release(key, forget=forget)
 
     def remove(self, key: str) -> None:
         """Forget that a sequence is paused: it leaves."""

@@ -114,7 +114,7 @@ class Swapping:
         swap = self.swap.on_copied(done.number, done.pages, done.seconds)
         if swap is not None and swap.sequence.phase is SequencePhase.SWAP_OUT:
             swap.sequence.release_pages()
-            self._pages.release(swap.sequence.key)
+            self._reservations.release(swap.sequence.key)
             if swap.sequence.start.adapter:
                 self._adapters.swap_out(swap.sequence.start.adapter)
         elif swap is not None:
