@@ -583,3 +583,21 @@ def test_a_sequence_that_waits_for_kv_is_no_victim_of_a_swap() -> None:
     for _ in range(20):
         pair.step(pair.b)
     assert pair.b.machine.pool.sequences["waits"].phase is SequencePhase.RECEIVE
+
+
+def test_a_sequence_whose_pages_leave_for_another_runner_is_no_victim_of_a_swap() -> None:
+    """A stream reads its pages at any time: they have no other owner before the transfer ends."""
+    pair = Pair(swap_page_bytes=1, total_pages=8)
+    runs = replace(starts([1, 2, 3, 4], 16, "runs")[0], kv_to=None, reservation_tokens=4)
+    pair.do(pair.a, Received(GATEWAY, runs))
+    for _ in range(4):
+        pair.step(pair.a)
+    begin(pair, PROMPT)
+    pair.carry()
+    pair.step(pair.a)
+    assert any(isinstance(sent, ev.SendKv) for sent in pair.sent)
+    pair.step(pair.a)
+    phases = {key: sequence.phase for key, sequence in pair.a.machine.pool.sequences.items()}
+    assert phases == {"runs": SequencePhase.PAUSED, "r": SequencePhase.PREFILL}
+    pair.finish(pair.b)
+    assert pair.b.tokens() == expected(PROMPT, 6)

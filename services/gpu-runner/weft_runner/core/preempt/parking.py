@@ -147,8 +147,11 @@ class SequenceParking:
         return not stays and sequence.phase in (SequencePhase.WAITING, *COMPUTED)
 
     def _may_leave(self, sequence: Sequence) -> bool:
-        """Say whether the KV of a sequence can go to host memory now, and as often as it may still have to."""
-        idle = sequence.phase in COMPUTED and not sequence.in_flight
+        """Say whether the KV of a sequence can go to host memory now, and as often as it may still have to.
+
+        Pages that leave for another runner stay: a stream reads them until the transfer ends.
+        """
+        idle = sequence.phase in COMPUTED and not sequence.in_flight and sequence.start.kv_to is None
         return idle and sequence.in_kv > 0 and sequence.swaps < MAX_SWAPS - 1 and self._swapping.swap.page_bytes > 0
 
     def _park(self, sequence: Sequence, now: float) -> None:

@@ -63,7 +63,8 @@ class Preemptor:
         sequences, swap = self._sequences, self._swapping.swap
         if any(one.sequence.phase is SequencePhase.SWAP_OUT for one in swap.by_key.values()):
             return True
-        here = [s for s in sequences.values() if s.phase not in ELSEWHERE]
+        # Pages that leave for another runner stay: a stream reads them until the transfer ends.
+        here = [s for s in sequences.values() if s.phase not in ELSEWHERE and s.start.kv_to is None]
         if len(here) < 2:
             return swap.moving
         if parked := [s for s in here if s.key in self.parking.parked]:
