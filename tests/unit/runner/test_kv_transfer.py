@@ -107,6 +107,11 @@ class Pair:
                 self.dropped.append(effect)
                 if side is self.b:
                     self.awaited.pop(request_id, None)
+                else:
+                    self.wire = deque(
+                        (to, item) for to, item in self.wire
+                        if not (isinstance(item, ev.SendKv) and item.request_id == request_id)
+                    )  # fmt: skip
             case Close(peer, reason):
                 self.sent.append(effect)
                 self.open = False
@@ -117,9 +122,8 @@ class Pair:
                 pass
 
     def send(self, effect: ev.SendKv) -> None:
-        contents = [dict(self.a.pages.get(page, {})) for page in effect.pages]
         self.sent.append(effect)
-        self.wire.append((self.b, (effect, contents)))
+        self.wire.append((self.b, effect))
 
     def run(self, side: Side, step: ev.RunStep) -> None:
         """A token depends on what the pages hold, and on nothing else."""
@@ -157,10 +161,10 @@ class Pair:
                     self.do(self.a, Connected(TO_B))
                 case Closed():
                     self.do(to, Closed(TO_B if to is self.a else FROM_A, message.reason))
-                case (ev.SendKv() as effect, contents):
-                    if (awaited := self.awaited.get(effect.request_id)) is not None:
-                        for index, content in enumerate(contents, effect.first_page):
-                            self.b.pages[awaited.pages[index - awaited.first_page]] = content
+                case ev.SendKv(request_id=request_id, first_page=first_page, pages=pages):
+                    if (awaited := self.awaited.get(request_id)) is not None:
+                        for index, page in enumerate(pages, first_page):  # they are read as late as can be
+                            self.b.pages[awaited.pages[index - awaited.first_page]] = dict(self.a.pages[page])
                 case _:
                     self.do(to, Received(TO_B if to is self.a else FROM_A, message))
         return count
