@@ -20,7 +20,6 @@ from weft.domain.machine import Send
 from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
 from weft_runner.core import (
     MAX_SWAPS,
-    Action,
     AdapterPages,
     BatchLimits,
     DropSwap,
@@ -53,7 +52,6 @@ SWAPPING = replace(LIMITS, swap_page_bytes=10, host_bytes=60, keep_copies=True) 
 SIZES = {"": 0, "a": 5, "b": 20, "c": 45, "d": 90, "huge": 95}
 DEAR = StepModel(base_ms=1.0, row_ms=0.0, key_ms=0.0, token_ms=1.0)  # prompts: any copy is sooner there
 TOLD = (0, 10, 30, 500)  # what a list may say of a size
-EXECUTED = (Action, AdapterPages, DropSwap, SwapIn, SwapOut)  # effects that a device acts on
 
 
 class Device:
@@ -98,7 +96,9 @@ class Device:
         self.execute()
 
     def execute(self) -> None:
-        for effect in take(self.pool, *EXECUTED):
+        sends, effects = take(self.pool, Send), [*self.pool.effects]
+        self.pool.effects[:] = sends
+        for effect in effects:
             match effect:
                 case Fetch():
                     self.loading.append(effect)
@@ -161,7 +161,7 @@ class Device:
         self.execute()
 
     def check(self) -> None:
-        pending = [effect for effect in self.pool.effects if isinstance(effect, EXECUTED)]
+        pending = [effect for effect in self.pool.effects if not isinstance(effect, Send)]
         assert not pending, "an order of the pool was not executed before the check"
         check_pool(self.pool)
         kept = {host for swap in self.pool.swap.by_key.values() for host in swap.hosts}
