@@ -1,14 +1,32 @@
-"""What code costs, without a clock."""
+"""What code costs, without a clock: the lines and the calls of Python that a thread executes.
+
+Python's collector rests meanwhile: it runs the finalisers of objects that earlier tests left.
+"""
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-def lines_of(work: Callable[[], object]) -> int:
-    """Lines of Python that it executes."""
+@contextmanager
+def without_collector() -> Generator[None]:
+    """Keep Python's collector from running."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def traced_lines(work: Callable[[], T]) -> tuple[T, int]:
+    """Return the result of some work and the lines of Python that it executes."""
     count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -16,14 +34,34 @@ def lines_of(work: Callable[[], object]) -> int:
         count += event == "line"
         return trace
 
-    before, collects = sys.gettrace(), gc.isenabled()
-    gc.collect()
-    gc.disable()  # the finalisers of what other tests left are not the work's
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-        if collects:
-            gc.enable()
+    before = sys.gettrace()
+    with without_collector():
+        sys.settrace(trace)
+        try:
+            result = work()
+        finally:
+            sys.settrace(before)
+    return result, count
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """Return the lines of Python that some work executes."""
+    return traced_lines(work)[1]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return the calls of Python functions that some work makes."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    with without_collector():
+        sys.setprofile(profile)
+        try:
+            work()
+        finally:
+            sys.setprofile(before)
     return count

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from harness.costs import without_collector
+
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 NAME = re.compile(r"`([a-z_]+\.[A-Za-z_.]+)`")
 
@@ -38,11 +40,13 @@ def traced(roots: tuple[str, ...], on_call: Callable[[FrameType, FrameType], Non
         if event == "call" and frame.f_code.co_filename.startswith(roots) and frame.f_back is not None:
             on_call(frame, frame.f_back)
 
-    sys.setprofile(on_event)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
+    before = sys.getprofile()
+    with without_collector():  # finalisers of product code would be calls of the walk
+        sys.setprofile(on_event)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
 
 def callers(frame: FrameType) -> Iterator[FrameType]:

@@ -6,11 +6,12 @@
 import ast
 import atexit
 import builtins
+import dis
 import importlib.machinery
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -54,22 +55,38 @@ class NotingFinder:
 
 
 def noting(file: str, source: str) -> ast.Module:
-    """Return the syntax tree of a source whose functions note that they are called."""
+    """Return the syntax tree of a source whose functions note that they are called.
+
+    The note has the line number of the first line that the function runs: a tracer counts as many lines as without it.
+    """
     tree = ast.parse(source)
-    _note_below(tree, file, "")
-    return ast.fix_missing_locations(tree)
+    _note_below(tree, file, "", dict(_first_lines(compile(tree, file, "exec", dont_inherit=True))))
+    return tree
 
 
-def _note_below(node: ast.AST, file: str, function: str) -> None:
+def _first_lines(code: CodeType) -> Iterator[tuple[tuple[str, int], int]]:
+    """Yield ((name, line of its definition), first line it runs) of every function of a code object."""
+    for function in code.co_consts:
+        if isinstance(function, CodeType):
+            yield from _first_lines(function)
+            steps = dis.get_instructions(function)
+            next(step for step in steps if step.opname == "RESUME")  # Python traces no line before it
+            line = next(step.positions.lineno for step in steps if step.positions and step.positions.lineno)
+            yield (function.co_name, function.co_firstlineno), line
+
+
+def _note_below(node: ast.AST, file: str, function: str, first_lines: Mapping[tuple[str, int], int]) -> None:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = f"{function}.{child.name}".lstrip(".")
-            _note_below(child, file, name)
+            _note_below(child, file, name, first_lines)
             if not isinstance(child, ast.ClassDef):
+                start = min(part.lineno for part in (child, *child.decorator_list))
                 (note,) = ast.parse(f"{NOTED}.add({f'{file}:{name}'!r})").body
+                ast.increment_lineno(note, first_lines[child.name, start] - 1)
                 child.body.insert(1 if ast.get_docstring(child, clean=False) is not None else 0, note)
         else:
-            _note_below(child, file, function)
+            _note_below(child, file, function, first_lines)
 
 
 def install() -> None:

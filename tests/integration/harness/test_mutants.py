@@ -7,11 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.costs import lines_of
 from harness.mutants.__main__ import EQUIVALENT, killed_before, sort_out
 from harness.mutants.callers import read_callers
+from harness.mutants.calls import NOTED, noting
 from harness.mutants.drawing import Equivalent, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, VARIABLE, Mutant, UnknownMutant, mutants, mutated
 from harness.mutants.nearest import make_nearness, order_callers
@@ -271,6 +274,31 @@ def test_a_mutant_meets_the_tests_that_call_its_function_in_whatever_process(tmp
     assert find("LruDict.__init__") == {"", "::test_child"}, "a fixture of the whole file"
     assert find("LruDict") == {"", "::test_set", "::test_child"}, "lines of the class itself"
     assert find("ExpiringDict") == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    'docstring'\n    x = 1\n    return x",
+        "def f():\n    'docstring'",
+        "def f(): return 1",
+        "def f(\n    x=1,\n):\n    return (\n        x,\n        x)",
+        "def f():\n    while True:\n        break",
+        "def f():\n    def g():\n        for i in range(3): yield i\n    return list(g())",
+        "import functools\n@functools.cache\ndef f():\n    return [\n        i for i in range(3)]",
+        "class A:\n    @property\n    def g(self):\n        return lambda: self\ndef f():\n    return A().g()",
+        "async def g():\n    return 1\ndef f():\n    try: g().send(None)\n    except StopIteration: pass",
+    ],
+)
+def test_a_function_that_notes_its_call_runs_as_many_lines(source: str) -> None:
+    """Tests count lines, also while the callers are recorded."""
+    called, lines = set[str](), []
+    for tree in (ast.parse(source), noting(FILE, source)):
+        module: dict[str, Any] = {NOTED: called}
+        exec(compile(tree, FILE, "exec"), module)
+        lines.append(lines_of(module["f"]))
+    assert lines[0] == lines[1]
+    assert f"{FILE}:f" in called
 
 
 def test_cheap_tests_of_near_files_come_first_and_a_whole_file_has_its_tests() -> None:

@@ -1,13 +1,12 @@
 """Prompts beside running rows, on a whole engine: chunks by the token time, the same text, and cheap iterations."""
 
-import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from harness.costs import calls_of
 from harness.runner_machine import session, start_of
 from weft.domain.machine import Connected, Received
 from weft.domain.request import Sampling, SessionHello
@@ -100,22 +99,6 @@ def running_engine(rows: int) -> Engine:
         engine.run_once()
     engine.runner.reporter._due_at = float("inf")  # until a test asks for one
     return engine
-
-
-def calls_of(act: Callable[[], None]) -> int:
-    """Python functions called."""
-    calls = 0
-
-    def count(frame: Any, event: str, arg: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 def test_an_iteration_of_an_unchanged_batch_makes_a_dozen_python_calls_a_row():

@@ -4,13 +4,10 @@ machine the same.
 
 import random
 import statistics
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 
+from harness.costs import traced_lines
 from harness.scheduler_driver import adapter, of, sequence
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
@@ -43,7 +40,7 @@ class Fleet:
     def sends(self, peer: Peer, message: object) -> tuple[list[Effect], int]:
         """Send a message. Returns (effects, lines that were run)."""
         self.now += 1e-4
-        return counted(lambda: self.core.handle(Received(peer, message), self.now))
+        return traced_lines(lambda: self.core.handle(Received(peer, message), self.now))
 
     def quiet(self) -> None:
         """Let everything be published."""
@@ -76,22 +73,6 @@ class Fleet:
         return bool(of(effects, Assign)), lines
 
 
-def counted(work: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what it gives, and how many lines it ran: a loop over everything shows, however fast it is."""
-    lines, before = 0, sys.gettrace()
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        return work(), lines
-    finally:
-        sys.settrace(before)
-
-
 def measured(runners: int, adapters: int, requests: int) -> tuple[float, int]:
     """Return (median of the lines of a decision, placed)."""
     fleet = Fleet(runners, adapters)
@@ -102,7 +83,7 @@ def measured(runners: int, adapters: int, requests: int) -> tuple[float, int]:
 
 
 def test_every_step_of_a_loop_is_counted() -> None:
-    few, many = (counted(lambda n=n: sum(i for i in range(n)))[1] for n in (10, 1000))
+    few, many = (traced_lines(lambda n=n: sum(i for i in range(n)))[1] for n in (10, 1000))
     assert many - few >= 990
 
 
@@ -159,7 +140,7 @@ def change_lines(runners: int, adapters: int) -> dict[str, int]:
         assert (routes.full, len(routes.routes) + len(routes.removed_models)) == (False, 1)
         assert not of(effects, OrderedRunner), "runners load it when a request names it"
         fleet.now += 0.3
-        effects, lines[f"{what}, published"] = counted(lambda: fleet.core.handle(TICK, fleet.now))
+        effects, lines[f"{what}, published"] = traced_lines(lambda: fleet.core.handle(TICK, fleet.now))
         assert len(of(effects, AdapterStatus)) <= 1
     return lines
 
