@@ -27,12 +27,31 @@ def without_collector() -> Generator[None]:
 
 def traced_lines(work: Callable[[], T]) -> tuple[T, int]:
     """Return the result of some work and the lines of Python that it executes."""
+    return _traced(work, "line")
+
+
+def traced_calls(work: Callable[[], T]) -> tuple[T, int]:
+    """Return the result of some work and the calls of Python functions that it makes."""
+    return _traced(work, "call")
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """Return the lines of Python that some work executes."""
+    return _traced(work, "line")[1]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return the calls of Python functions that some work makes."""
+    return _traced(work, "call")[1]
+
+
+def _traced(work: Callable[[], T], kind: str) -> tuple[T, int]:
     count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal count
-        count += event == "line"
-        return trace
+        count += event == kind
+        return trace if kind == "line" else None
 
     before = sys.gettrace()
     with without_collector():
@@ -42,26 +61,3 @@ def traced_lines(work: Callable[[], T]) -> tuple[T, int]:
         finally:
             sys.settrace(before)
     return result, count
-
-
-def lines_of(work: Callable[[], object]) -> int:
-    """Return the lines of Python that some work executes."""
-    return traced_lines(work)[1]
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """Return the calls of Python functions that some work makes."""
-    count = 0
-
-    def profile(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    with without_collector():
-        sys.setprofile(profile)
-        try:
-            work()
-        finally:
-            sys.setprofile(before)
-    return count

@@ -1,7 +1,6 @@
 """Manifests: files and folders in, objects or every problem at once out; YAML bombs stay small."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.costs import lines_of, traced_calls
 from harness.manifests import load_text
 from harness.quickstart import QUICKSTART
 from weft.api.loraadapter import LoRAAdapter
@@ -183,10 +183,9 @@ UNKNOWN_FIELDS = POOL.replace("spec: {", "spec: {" + "".join(f"field{n}: 1, " fo
     ],
 )
 def test_yaml_that_would_grow_is_refused_small(text: str, says: str) -> None:
-    started = time.process_time()
-    (problem,) = problems(text)
+    (problem,), calls = traced_calls(lambda: problems(text))
     assert says in problem
-    assert time.process_time() - started < 5
+    assert calls < 500_000
 
 
 @pytest.mark.parametrize(
@@ -258,11 +257,10 @@ def test_times_written_by_a_server_are_read_back_from_yaml() -> None:
     ids=["unknown fields", "many bombs", "many problems", "long kinds"],
 )
 def test_many_problems_are_told_in_part_and_soon(text: str, says: str) -> None:
-    started = time.process_time()
-    told = problems(text)
+    told, calls = traced_calls(lambda: problems(text))
     assert any(says in problem for problem in told)
     assert len(told) <= MAX_PROBLEMS + 1
-    assert time.process_time() - started < 10
+    assert calls < 5_000_000
 
 
 @pytest.mark.parametrize(
@@ -333,11 +331,11 @@ def test_no_text_makes_loading_fail_in_another_way(text: str) -> None:
         assert error.problems  # noqa: PT017 (either outcome is right)
 
 
-def test_thousands_of_adapters_load_in_seconds() -> None:
-    text = "---".join(ADAPTER.replace("name: upper", f"name: upper-{n}") for n in range(2000))
-    started = time.process_time()
-    assert len(load_text(text)) == 2000
-    assert time.process_time() - started < 10
+def test_the_cost_of_an_adapter_does_not_grow_with_their_number() -> None:
+    adapters = [ADAPTER.replace("name: upper", f"name: upper-{n}") for n in range(400)]
+    few, many = (lines_of(lambda n=n: load_text("---".join(adapters[:n]))) for n in (100, 400))
+    assert many < 5 * few
+    assert len(load_text("---".join(adapters))) == 400
 
 
 def test_namespaces_are_for_clusters_and_left_out() -> None:
