@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,12 +27,13 @@ from harness.gateway_peers import FakeDepot, FakePredictor, FakeRunner, FakeSche
 from harness.grpc_server import listening
 from harness.quick import quick_disk  # noqa: F401 (a fixture)
 from harness.waiting import PATIENCE_S, soon, until  # noqa: F401 (of all that is here)
+from weft.domain.machine import TICK
 from weft.wire.quiet_server import QuietServer
 from weft.wire.v1 import common_pb2, predictor_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from weft_gateway.core import GatewayConfig
 from weft_gateway.main import MAX_CONNECTIONS, server_config
 from weft_gateway.settings import GatewaySettings
-from weft_gateway.shell import AppState, ConnectionBound, request_manager
+from weft_gateway.shell import AppState, ConnectionBound, app_state, request_manager
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -84,6 +86,17 @@ class World:
     url: str = ""
     server: Server = field(default=None)  # type: ignore[assignment]
     pool: httpx2.AsyncClient = field(default=None)  # type: ignore[assignment]
+    skipped_s: float = 0.0
+    stopped_at_s: float | None = None  # a clock that stands still
+
+    def clock(self) -> float:
+        """Return the seconds of the gateway's clock."""
+        return self.skipped_s + (time.monotonic() if self.stopped_at_s is None else self.stopped_at_s)
+
+    def skip_hold(self) -> None:
+        """Let the time pass on the gateway's clock for which it holds a request."""
+        self.skipped_s += self.gateway.settings.hold_seconds
+        self.gateway.manager.feed(TICK)
 
     def routes(self, version: int = 1, **fields: Any) -> scheduler_pb2.Routes:
         """A pool `team/base` with its base model and two adapters of different tenants."""
@@ -187,6 +200,7 @@ async def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     with pytest.MonkeyPatch.context() as constants:
         constants.setattr(request_manager, "GatewayConfig", partial(GatewayConfig, connect_s=60.0, **times))
+        constants.setattr(app_state, "RequestManager", partial(request_manager.RequestManager, clock=world.clock))
         gateway = AppState(settings, registry=CollectorRegistry())
     server = world.server = Server(server_config(gateway, ConnectionBound(connections)))
     world.gateway, world.url = gateway, f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -130,9 +130,11 @@ async def test_a_body_beyond_its_bound_is_refused_declared_or_not(parts: World, 
 async def test_with_no_runner_in_time_it_is_a_503_before_the_first_byte(parts: World, tmp_path: Path) -> None:
     parts.scheduler.autopilot = False
     parts.scheduler.routes.pools[0].ready_runners = 0
-    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
-        response = await http.post("/v1/completions", json=TEXT | {"stream": True})
-        refused(response, 503, "no_runner_available")
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"stream": True}))
+        await world.scheduler.next("submit")
+        world.skip_hold()
+        refused(await soon(posted), 503, "no_runner_available")
         cancel = await world.scheduler.next("cancel")
         await world.settled()
         assert world.outcome().request_id == cancel.request_id
@@ -246,8 +248,13 @@ async def test_a_pool_whose_tokenizer_cannot_be_had_disturbs_no_other(parts: Wor
     routes.pools.add(name="team/broken", base_digest="sha256:" + "0" * 64, base_model_name="broken")
     routes.routes.add(model_name="broken", namespace="team", pool="team/broken")
     parts.scheduler.routes = routes
-    async with serving(parts, parts.settings(tmp_path, hold_seconds=2.0)) as world, world.http() as http:
-        error = refused(await http.post("/v1/completions", json=TEXT | {"model": "broken"}), 503, "model_not_ready")
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        admission = world.gateway.machine.admission
+        posted = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "broken"}))
+        digest = routes.pools[-1].base_digest
+        await until(lambda: admission.arriving == 1 and admission._tokenizer(digest).problem)
+        world.skip_hold()
+        error = refused(await soon(posted), 503, "model_not_ready")
         assert "team/broken" in error["message"]
         assert "not hold" in error["message"], "the depot's reason"
         assert (await http.post("/v1/completions", json=TEXT)).status_code == 200

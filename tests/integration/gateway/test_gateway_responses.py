@@ -146,13 +146,15 @@ async def test_without_a_batch_service_nothing_is_kept(world: World) -> None:
 
 async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = parts.scheduler.autopilot = False
-    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world:
+    async with serving(parts, parts.settings(tmp_path)) as world:
         asked = world.client().responses.create(model="tiny", input="hello", stream=True)
         posted = asyncio.create_task(asked)
         world.scheduler.assign((await world.scheduler.next("submit")).request_id)
         world.runner.step(await world.runner.next("start"), 0, world.tokens("a"))
         stream = await soon(posted)
         world.runner.break_sessions()
+        await world.scheduler.next("failed")
+        world.skip_hold()
         events = [event async for event in stream]
         assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
         assert events[-1].type == "response.failed"
