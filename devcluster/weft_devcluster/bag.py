@@ -222,7 +222,7 @@ def _own_index(stack: contextlib.ExitStack) -> int:
 
 def _run(command: Sequence[str]) -> str:
     if shutil.which(command[0]) is None:
-        raise ToolMissing(f"{command[0]} is not there: install util-linux and iproute2")
+        raise ToolMissing(f"no {command[0]}: apt-get install util-linux iproute2")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise StartFailed(f"{' '.join(command)}: {done.stderr.strip()}")

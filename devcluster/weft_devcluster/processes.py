@@ -27,7 +27,7 @@ class Process:
     def __init__(self, name: str, command: Sequence[str | Path], folder: Path, env: Mapping[str, str] | None = None):
         self.name, self.log_path = name, folder / f"{name}.log"
         if tied.SETPRIV is None:
-            raise ToolMissing("setpriv is not there: install util-linux")
+            raise ToolMissing("no setpriv: apt-get install util-linux")
         with self.log_path.open("ab") as log:
             self._process = tied.start(
                 *command,

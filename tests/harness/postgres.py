@@ -36,8 +36,12 @@ FLAGS = (
 def missing() -> str | None:
     """Say why no server can be started here; None: one can."""
     if not BINARIES:
-        return "no PostgreSQL server below /usr/lib/postgresql (Debian: apt-get install postgresql)"
-    return None if processes.SETPRIV or os.geteuid() else "PostgreSQL does not run as root, and setpriv is not there"
+        return "no PostgreSQL server below /usr/lib/postgresql: apt-get install postgresql"
+    return (
+        None
+        if processes.SETPRIV or os.geteuid()
+        else "no setpriv, and PostgreSQL does not run as root: apt-get install util-linux"
+    )
 
 
 needs_postgres = pytest.mark.skipif(missing() is not None, reason=missing() or "")

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -136,12 +137,14 @@ def _tool(name: str) -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
-def unavailable() -> str | None:
-    """Why nothing can be compiled here, if so. Not every platform's Triton brings NVIDIA's assembler."""
+def unavailable(*, linked: bool = False) -> str | None:
+    """Say which tool is missing and how to install it; None: none is. `linked`: Triton's launchers need `cc`, too."""
     if not importlib.util.find_spec("triton"):
-        return "triton is not installed"
+        return "no triton: make install"
+    if linked and shutil.which("cc") is None:
+        return "no cc: apt-get install gcc libc6-dev"
     missing = [name for name in ("ptxas", "cuobjdump", "nvdisasm") if not os.access(_tool(name), os.X_OK)]
-    return f"this platform's triton has no {', '.join(missing)}" if missing else None
+    return f"triton of this platform has no {', '.join(missing)}: run on x86-64 Linux" if missing else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ def small_disk(tmp_path: Path):
     folder = tmp_path / "files"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False).returncode:
-        pytest.skip("a tmpfs cannot be mounted here")
+        pytest.skip("no mount of a tmpfs: run as root, in a container with CAP_SYS_ADMIN")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 

@@ -167,7 +167,7 @@ def test_prometheus_is_given_a_key_for_gateways(rendered: dict[str, list[Json]])
 def promtool(*arguments: str | Path) -> None:
     program = shutil.which("promtool")
     if program is None:
-        pytest.skip("promtool is not in PATH (go install github.com/prometheus/prometheus/cmd/promtool@v0.316.0)")
+        pytest.skip("no promtool: go install github.com/prometheus/prometheus/cmd/promtool@v0.316.0")
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

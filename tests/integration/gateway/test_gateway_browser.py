@@ -14,7 +14,7 @@ from tests.integration.gateway.test_gateway_page import HOSTILE, keyed
 from weft.domain.routes import Route, Routes
 from weft.wire.codec.scheduling import SCHEDULER_TO_GATEWAY
 
-pytestmark = pytest.mark.skipif(installed() is None, reason="there is no Chromium (Debian: apt install chromium)")
+pytestmark = pytest.mark.skipif(installed() is None, reason="no Chromium: apt-get install chromium")
 MANY = 100_000
 STREAMS = 8
 KEY = "key-of-acme"

@@ -17,7 +17,9 @@ from harness.containerfile import ROOT
 from harness.small_native import small_sources
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling, which builds wheels, is not installed"),
+    pytest.mark.skipif(
+        find_spec("hatchling") is None, reason="no hatchling: .venv/bin/uv pip install -p .venv hatchling"
+    ),
     pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++"),
 ]
 

@@ -1,7 +1,6 @@
 """What steps launch where no GPU is: of an 8B on meta tensors, where nothing can wait for it, and what that costs."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -64,7 +63,7 @@ def test_a_captured_step_waits_for_nothing(absent: Any, launched: Counter[str]) 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(unavailable()) or shutil.which("cc") is None, reason="nothing can be compiled here")
+@pytest.mark.skipif(bool(unavailable(linked=True)), reason=unavailable(linked=True) or "")
 def test_the_hosts_part_of_a_step_is_measured_without_a_gpu() -> None:
     command = [sys.executable, "-m", "weft_bench.gpu_host", "--model", "tiny", "--runs", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

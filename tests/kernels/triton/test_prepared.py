@@ -1,7 +1,6 @@
 """Prepared launches call the very kernels that Triton's own launches would: through a libcuda that does nothing."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from harness.triton_compile import unavailable
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(unavailable()) or shutil.which("cc") is None, reason="nothing can be compiled here"),
+    pytest.mark.skipif(bool(unavailable(linked=True)), reason=unavailable(linked=True) or ""),
 ]
 
 # Prints how many kernels there were, and the share of launches that did not ask Triton.
