@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.quickstart import tokenizer
+from harness.waiting import PATIENCE_S
 from weft_bench.stack import Stack, quickstart
 from weft_bench.trace_executor import TracedAnswer, trace_up, write_table
 
@@ -38,7 +39,7 @@ def complete(stack: Stack, **more: Any) -> tuple[str, int, int]:
     request = urllib.request.Request(
         f"{stack.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as found:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as found:
         answer = json.load(found)
     return answer["choices"][0]["finish_reason"], answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
 

@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from harness.waiting import wait_until
+from harness.waiting import PATIENCE_S, wait_until
 from weft_bench.stack import Stack, quickstart
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def complete(stack: Stack, flags: str, **more: Any) -> dict[str, Any]:
     body = {"model": "acme/upper", "prompt": "hello there", "max_tokens": 8, "temperature": 0, **more}
     headers = {"Content-Type": "application/json", "traceparent": f"00-{TRACE}-{CLIENT}-{flags}"}
     request = urllib.request.Request(f"{stack.url}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as found:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as found:
         return json.load(found)
 
 

@@ -19,7 +19,7 @@ from harness.quickstart import Case
 from harness.waiting import PATIENCE_S, POLL_S, eventually
 from weft.domain.runner import RunnerBook
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
-from weft_bench.reports import TIMEOUT_S, books, runners
+from weft_bench.reports import books, runners
 
 # A quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
 SLOW = {
@@ -189,7 +189,7 @@ async def strike(supervisor: grpc.Channel, made: Crowd, blow: Blow) -> None:
         until, request = time.monotonic() + PATIENCE_S, supervisor_pb2.ListRunnersRequest()
         admin = supervisor_pb2_grpc.AdminStub(supervisor)
         while True:
-            listed = books(admin.ListRunners(request, timeout=TIMEOUT_S, wait_for_ready=True))
+            listed = books(admin.ListRunners(request, timeout=PATIENCE_S, wait_for_ready=True))
             seen = {runner.spec.name: emitted(runner, made) for runner in listed}
             if any(blow(runner, seen[runner.spec.name]) for runner in listed):
                 return

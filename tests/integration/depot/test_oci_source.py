@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from harness.oci_registry import PASSWORD, USER, OciRegistry, oci_registry
+from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.reading import Asked, asked, everything, folder_bytes, read_all, refusal, remote_source
 from weft.artifacts.errors import Reason, Unavailable
@@ -99,7 +100,8 @@ def test_an_image_is_refused_with_the_way_to_push_files(registry: OciRegistry) -
     url, layer = f"http://{registry.open}/v2/acme/image", b"a tar archive"
     layers = [_put_blob(url, content) for content in (b"{}", layer)]
     manifest = {"schemaVersion": 2, "mediaType": manifest_type, "config": layers[0], "layers": layers[1:]}
-    put = httpx2.put(f"{url}/manifests/v1", content=json.dumps(manifest), headers={"content-type": manifest_type})
+    with httpx2.Client(timeout=PATIENCE_S) as http:
+        put = http.put(f"{url}/manifests/v1", content=json.dumps(manifest), headers={"content-type": manifest_type})
     assert put.status_code == 201, put.text
     error = refusal(source(registry), at(registry.open, "acme/image:v1"))
     assert error.reason == Reason.MISSING_FILE
@@ -115,7 +117,8 @@ def test_a_registry_that_is_away_is_unavailable_and_not_refused(registry: OciReg
 
 def _put_blob(url: str, content: bytes) -> dict[str, object]:
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    begun = httpx2.post(f"{url}/blobs/uploads/")
-    put = httpx2.put(httpx2.URL(begun.headers["location"]).copy_merge_params({"digest": digest}), content=content)
+    with httpx2.Client(timeout=PATIENCE_S) as http:
+        begun = http.post(f"{url}/blobs/uploads/")
+        put = http.put(httpx2.URL(begun.headers["location"]).copy_merge_params({"digest": digest}), content=content)
     assert put.status_code == 201, put.text
     return {"mediaType": "application/octet-stream", "digest": digest, "size": len(content)}

@@ -72,7 +72,8 @@ def test_a_blob_that_rots_in_the_depot_is_noticed_by_a_runner_and_fetched_again_
         manifest = load.result(PATIENCE_S)
     check_blobs(runner)
     assert runner.file(manifest, "adapter_model.safetensors").stat().st_size == len(content)
-    assert "weft_depot_damaged_blobs_total 1.0" in httpx2.get(f"{depot.url}/metrics", trust_env=False).text
+    metrics = httpx2.get(f"{depot.url}/metrics", timeout=PATIENCE_S, trust_env=False)
+    assert "weft_depot_damaged_blobs_total 1.0" in metrics.text
     check_blobs(store)
 
 

@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from .conftest import World, until
+from .conftest import PATIENCE_S, World, until
 
 VECTORS = {"north": [0.0, 2.0], "south": [0.0, -3.0], "east": [4.0, 0.0], "north-east": [3.0, 3.0]}
 
@@ -52,7 +52,7 @@ async def test_a_model_without_a_head_embeds_and_generates_nothing(vectors: Worl
 
 
 async def test_a_vector_in_base64_is_fp32(vectors: World) -> None:
-    async with httpx2.AsyncClient(base_url=vectors.url) as http:
+    async with httpx2.AsyncClient(base_url=vectors.url, timeout=PATIENCE_S) as http:
         body = {"model": "tiny", "input": "north", "encoding_format": "base64"}
         answer = await http.post("/v1/embeddings", json=body)
     assert array("f", base64.b64decode(answer.json()["data"][0]["embedding"])).tolist() == [0.0, 1.0]
@@ -61,7 +61,7 @@ async def test_a_vector_in_base64_is_fp32(vectors: World) -> None:
 async def test_documents_come_in_the_order_of_their_cosines(vectors: World) -> None:
     documents = ["south", {"text": "east"}, "north-east", "north"]
     body = {"model": "tiny", "query": "north", "documents": documents, "top_n": 3}
-    async with httpx2.AsyncClient(base_url=vectors.url) as http:
+    async with httpx2.AsyncClient(base_url=vectors.url, timeout=PATIENCE_S) as http:
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
             results = (await http.post(path, json=body)).json()["results"]
             assert [one["index"] for one in results] == [3, 2, 1]
@@ -96,7 +96,7 @@ BAD = [
 
 
 async def test_what_cannot_be_embedded_is_refused_by_name(vectors: World) -> None:
-    async with httpx2.AsyncClient(base_url=vectors.url) as http:
+    async with httpx2.AsyncClient(base_url=vectors.url, timeout=PATIENCE_S) as http:
         for path, body, param in BAD:
             answer = await http.post(path, json={"model": "tiny", **body})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

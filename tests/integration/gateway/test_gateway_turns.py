@@ -10,7 +10,7 @@ import pytest
 from weft_gateway.openai import COMPLETIONS
 from weft_gateway.shell import ModelTokenizer
 
-from .conftest import ANSWER, World, serving, soon, until
+from .conftest import ANSWER, PATIENCE_S, World, serving, soon, until
 from .test_gateway_refusals import with_keys
 
 REQUESTS = 60  # more than the 32 threads that an event loop has at the most
@@ -29,7 +29,7 @@ class Slow:
     def on(self, text: Any) -> None:
         if "stand" in str(text)[:200]:
             self.begun += 1
-            assert self.may_end.wait(60)
+            assert self.may_end.wait(PATIENCE_S)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from harness.blobs import check_blobs
 from harness.loopback import Handler, LoopbackServer
+from harness.waiting import PATIENCE_S
 from tests.unit.artifacts.making import refused
 from weft.artifacts import fetch as fetching
 from weft.artifacts.blobs import BlobStore
@@ -286,7 +287,7 @@ def test_with_threads_files_are_compared_at_the_same_time(
     fetch(server.url, wanted.digest, store, threads=2)
 
     def together(*args: Any) -> Any:
-        both.wait(5.0)
+        both.wait(PATIENCE_S)
         return real(*args)
 
     monkeypatch.setattr(hashlib, "file_digest", together)

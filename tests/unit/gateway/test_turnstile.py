@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.waiting import soon, until
+from harness.waiting import PATIENCE_S, soon, until
 from weft_gateway.errors import Overloaded
 from weft_gateway.forms import StructuredOutput, grammar_checker
 from weft_gateway.shell import Turnstile
@@ -33,7 +33,7 @@ class Blocked:
 
     def __call__(self) -> None:
         self.running += 1
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(PATIENCE_S)
 
 
 async def test_in_threads_a_tenant_leaves_a_place_to_others() -> None:
