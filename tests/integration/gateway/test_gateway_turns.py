@@ -1,6 +1,7 @@
 """A tenant's burst of dear requests waits behind itself: another tenant's are read and encoded meanwhile."""
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft_gateway.openai import COMPLETIONS
-from weft_gateway.shell import ModelTokenizer
+from weft_gateway.shell import ModelTokenizer, turnstile
 
 from .conftest import ANSWER, PATIENCE_S, World, serving, soon, until
 from .test_gateway_refusals import with_keys
@@ -95,19 +96,19 @@ async def test_bodies_of_others_are_parsed_beside_a_burst(
 
 
 async def test_who_goes_away_as_it_waits_is_not_worked_for(parts: World, tmp_path: Path, slow_prompts: Slow) -> None:
-    slow = slow_prompts
+    slow, threads = slow_prompts, min(turnstile.MAX_PROCESSORS, len(os.sched_getaffinity(0)))  # of one tenant
     async with serving(parts, parts.settings(tmp_path)) as world:
         async with world.http() as http:
             burst = [
                 asyncio.create_task(http.post("/v1/completions", json={"model": "tiny", "prompt": STANDS}))
                 for _ in range(20)
             ]
-            await until(lambda: slow.begun and world.gateway.machine.admission.arriving == len(burst))
+            admission = world.gateway.machine.admission
+            await until(lambda: slow.begun == threads and admission.arriving == len(burst))
             for task in burst:
                 task.cancel()
             await asyncio.wait(burst)
         await until(lambda: not world.server.server_state.connections)
-        begun = slow.begun
         slow.may_end.set()
         await world.settled()
-        assert slow.begun == begun < len(burst)
+        assert slow.begun == threads < len(burst)
