@@ -25,6 +25,7 @@ from weft_runner.model import inverse_frequencies
 Meaning = dict[str, Any]
 POINTS = torch.linspace(-3, 3, 7)
 SEEDS = range(80)
+ROTATIONS = ("llama", "gemma3_text", "olmo3", "phi3", "ministral3")  # families whose code for ropes differs
 GROWTH = ("llama_4_scaling_beta", "original_max_position_embeddings")
 
 
@@ -44,7 +45,13 @@ def test_a_configuration_means_what_transformers_means_by_it_or_is_refused(famil
     assert compared >= 10
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, id=family.model_type, marks=() if family.model_type in ROTATIONS else pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn", "longrope"])
 def test_each_kind_of_rope_turns_as_it_does_there(family, kind):
     """Every field of a rope that a kind has, in turn left out; else the draws above might miss one."""

@@ -214,6 +214,7 @@ def test_a_grandchild_is_mutated_and_no_bytecode_is_read_or_written(tmp_path: Pa
     assert python({}, ask, tmp_path).stdout == "1\n"
 
 
+@pytest.mark.slow
 def test_trials_tell_what_is_killed_by_which_test_and_what_lives(tmp_path: Path) -> None:
     """In forks of one session, and in a pytest each with edits in a copy: the checkout stays as it is."""
     plant(tmp_path)
