@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from harness.costs import traced_lines
 from harness.scheduler_driver import POOL, Driver, of
-from tests.unit.scheduler.test_scale import counted
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Kind, Peer, Received
 from weft.domain.request import Assign, Failed, FailReason, Started, Submit
@@ -185,7 +185,7 @@ def moved(runners: int) -> int:
     submit = Received(gateway, Submit("r", POOL, "acme", "m", "", 16, 100))
     (first,) = of(core.handle(submit, driver.now + 1.0), Assign)
     failed = Received(gateway, Failed("r", first.epoch, FailReason.SESSION_LOST, 5))
-    effects, lines = counted(lambda: core.handle(failed, driver.now + 2.0))
+    effects, lines = traced_lines(lambda: core.handle(failed, driver.now + 2.0))
     assert (len(of(effects, Requeued)), len(of(effects, Assign)), len(of(effects, Resumed))) == (1, 1, 1)
     return lines
 
