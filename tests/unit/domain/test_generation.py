@@ -39,6 +39,7 @@ def base_token(text: str) -> int | None:
         ({"special_tokens_map": {"eos_token": "<|end|>"}}, {3}),
         ({"tokenizer_config": {"eos_token": "<|im_end|>"}, "special_tokens_map": {"eos_token": "<|end|>"}}, {3, 9}),
         ({"tokenizer_config": {"eos_token": "</s>"}, "tokenizer": PIECES}, {1}),
+        ({"tokenizer_config": {"eos_token": "<unk>"}, "tokenizer": PIECES}, {0}),
         ({"tokenizer_config": {"eos_token": "</s>"}}, set()),  # the tokenizer has no such token
         ({"tokenizer_config": {"eos_token": "a"}, "tokenizer": {"model": {"vocab": {"a": VOCAB}}}}, set()),
         ({"tokenizer_config": {"eos_token": "a"}, "tokenizer": {"model": {"vocab": {"a": "1"}}}}, set()),

@@ -707,6 +707,15 @@ def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, ki
     assert "suppliedChatTemplate" not in serving.status(ref)
 
 
+def test_a_chat_template_in_a_config_map_is_read_again_two_or_three_times_a_minute(serving: World) -> None:
+    serving.contents["configmap:chat"] = template("d", "ConfigMap")
+    serving.settle(adapter_object("upper", chatTemplate=GIVEN["ConfigMap"]))
+    before = len(serving.asked)
+    for _ in range(60):
+        serving.wait(1.0)
+    assert 2 <= sum(request.uri == "configmap:chat" for request in serving.asked[before:]) <= 4
+
+
 def test_an_object_is_first_published_when_its_chat_template_is_known(world: World) -> None:
     world.contents["text"] = OperationStatus("Pending")
     world.apply(pool_object(model=BASE_MODEL | {"chatTemplate": GIVEN["Inline"]}))

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections import deque
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -40,6 +41,10 @@ from weft_runner.shell.metrics import RunnerMetrics
 LIMITS = PoolLimits(64, 4, 8, 2, 200, 9, frozenset([0]), BatchLimits(2, 64))
 SWAPPING = replace(LIMITS, total_pages=16, batch=BatchLimits(2, 32), host_bytes=1000, page_bytes=1, swap_page_bytes=1)
 STEP_S = 0.02
+# `vllm/v1/metrics/buckets.py`, 0.32
+VLLM_GAP_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
 # The endpoint picker's defaults for vLLM: llm-d-router, docs of its metric protocol and the tests of its core metrics
 # extractor (pkg/epp/framework/plugins/datalayer/extractor/metrics); the first five are also those of the Gateway API
 # Inference Extension's model server protocol (docs/proposals/003-model-server-protocol).
@@ -202,6 +207,8 @@ def test_times_between_tokens_count_every_token_but_a_requests_first_whatever_ru
     assert scraped.value("inter_token_latency_seconds_count") == 8 + 3
     assert round(scraped.value("inter_token_latency_seconds_sum") or 0, 6) == round(11 * STEP_S, 6)
     assert scraped.value("inter_token_latency_seconds_bucket", le="0.01") == 0, "a step takes more"
+    bounds = [float(labels["le"]) for labels in scraped.labels("vllm:inter_token_latency_seconds_bucket")]
+    assert bounds == [0.001, 0.0025, 0.005, *VLLM_GAP_BUCKETS, inf], "quantiles over both engines need the same bounds"
 
 
 def test_the_reason_of_an_end_is_the_gateways_where_the_runner_cannot_know_it():

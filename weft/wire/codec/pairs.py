@@ -266,8 +266,7 @@ class _Code:
         elif field.message_type:
             if isinstance(member.default, tuple):
                 condition = f"if {got} != {self.name(member.default)}: "
-            marked = "" if any(map(_is_always_set, field.message_type.fields)) else f"{to}.SetInParent(); "
-            self.lines.append(f"{condition}{marked}{self.name(self._part(hint, field).fill)}({got}, {to})")
+            self.lines.append(f"{condition}{self.name(self._part(hint, field).fill)}({got}, {to})")
         elif field.enum_type:
             table = {one.name: of for of, one in numbers(hint.of, field.enum_type).items()}
             self.lines.append(f"{condition}{to} = {self.name(table)}[{got}._name_]")
@@ -392,10 +391,6 @@ class _Code:
 
 def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
-
-
-def _is_always_set(field: FieldDescriptor) -> bool:
-    return not (field.is_repeated or field.has_presence)
 
 
 def _is_set(member: _Member, field: FieldDescriptor) -> bool:

@@ -69,8 +69,7 @@ def _fewest(pool: Pool, runner: RunnerAccount, request: Request, request_ids: Se
         if len(busy) >= spec.max_adapters:
             return None
         tokens = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(request.adapter)[1])
-    interactive = accounts.working_set - len(accounts.batch)
-    lacking = max(interactive + 1 - accounts.max_sequences, accounts.working_set + 1 - spec.max_sequences)
+    lacking = accounts.working_set + 1 - accounts.max_sequences  # no line of a batch runs in the pool
     short = tokens - accounts.free_tokens
     pages = [0] * len(request_ids)
     if short > 0 and spec.swaps:  # the runner takes the pages of who is parked already, then those of these

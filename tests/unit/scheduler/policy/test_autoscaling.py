@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.routes import PhaseCounts
+from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups
 from weft_scheduler.core import (
     MAX_WANTED_RUNNERS,
+    Autoscaler,
+    Contribution,
+    PhaseBounds,
+    PoolCapacity,
     PoolLoad,
     ReplicaBounds,
     RunnerCapacity,
@@ -220,3 +224,20 @@ def test_it_says_when_fewer_will_be_wanted() -> None:
     assert hold.next_deadline(KEEP_S) == 90.0
     assert hold.recommend(0, 90.0, KEEP_S) == 0
     assert hold.next_deadline(KEEP_S) is None
+
+
+def test_a_pool_of_groups_is_scaled_again_at_the_first_moment_at_which_one_may_shrink() -> None:
+    groups = (PhaseGroups(GroupPhase.PROMPT), PhaseGroups(GroupPhase.TOKEN))
+    scaler, phases = Autoscaler(PoolCapacity()), PhaseBounds(groups, ONE_EACH, 0.5)
+    scaler.capacity.replace(
+        None, Contribution(4, 1600, slots=2, prefill_tokens_per_s=1000, for_prompts=1, for_tokens=1)
+    )
+    due = [
+        scaler.recommend(load, ReplicaBounds(0, 9), now, window_s=KEEP_S, work_s=WORK_S, keep=False, phases=phases)
+        for now, load in (
+            (0.0, replace(LOAD, running=2, prompt_tokens_per_s=2500.0)),  # 3 for prompts, 1 for tokens
+            (10.0, replace(LOAD, running=9, prompt_tokens_per_s=100.0)),  # 1 and 3
+            (20.0, replace(LOAD, running=1, prompt_tokens_per_s=100.0)),  # 1 and 1
+        )
+    ]
+    assert due == [None, 10.0 + KEEP_S, 10.0 + KEEP_S]

@@ -6,7 +6,7 @@ import pytest
 
 from harness.scheduler_driver import Driver, of
 from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
-from weft.domain.routes import PoolStatus, SloAttainment
+from weft.domain.routes import PoolSpec, PoolStatus, SloAttainment
 from weft_scheduler.core import TAU_S, Attainment, Judged, ServiceLevel
 
 
@@ -37,6 +37,12 @@ def test_a_request_is_judged_by_what_its_pool_states(
     objectives: tuple[float, float], request_: tuple[float, int, float], met: tuple[bool, bool]
 ) -> None:
     assert ServiceLevel(*objectives).judge(*request_, now=0.0) == met
+
+
+@pytest.mark.parametrize("objectives", [(0.0, 0.0), (1.0, 0.0), (0.0, 0.1), (1.0, 0.1)])
+def test_attainment_is_measured_where_a_pool_states_an_objective(objectives: tuple[float, float]) -> None:
+    ttft_s, token_time_s = objectives
+    assert PoolSpec("acme/p", slo_ttft_s=ttft_s, slo_token_time_s=token_time_s).has_slo == any(objectives)
 
 
 def test_attainment_is_published_once_a_period() -> None:
