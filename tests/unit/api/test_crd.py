@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from weft.api import reference
 from weft.api.apikey import APIKeySpec, APIKeyStatus
 from weft.api.crd import crds, main, render
 from weft.api.fields import PATTERN_HELP, URI_PATTERN
@@ -71,6 +72,8 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
     assert main(["--write", str(tmp_path / "new")]) == 0
     for name, crd in CRDS().items():
         assert yaml.safe_load((tmp_path / "new" / name).read_text()) == crd
+    assert reference.main(["--write", str(tmp_path / "api.md")]) == 0
+    assert (tmp_path / "api.md").read_text() == page()
 
 
 @pytest.mark.parametrize("name", [POOL, ADAPTER, KEY])

@@ -106,7 +106,7 @@ NAMES = st.lists(st.sampled_from(IDS), unique=True).map(tuple)
 
 
 def test_changes_do_not_make_a_book_larger_than_a_full_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MAX_BOOK_CHARS", 100)
+    monkeypatch.setattr(runner, "MAX_BOOK_CHARS", 90)  # of one sequence and one adapter
     book = RunnerBook(SPEC)
     book.apply(RunnerReport(1, True))
     sequence = SequenceState("r" * 10, Epoch(1, 1), "g" * 10, "a" * 10, 1, 1, 1)
@@ -116,8 +116,8 @@ def test_changes_do_not_make_a_book_larger_than_a_full_report(monkeypatch: pytes
         book.apply(RunnerReport(version + 1, False, ended=[sequence.request_id]))
         book.apply(RunnerReport(version + 2, False, removed_adapters=[adapters[0].digest], adapters=[adapters[1]]))
         book.apply(RunnerReport(version + 2, True))
-    with pytest.raises(ReportInvalid, match="120 characters"):
-        book.apply(RunnerReport(11, False, adapters=adapters))
+    with pytest.raises(ReportInvalid, match="150 characters"):
+        book.apply(RunnerReport(11, False, sequences=[sequence], adapters=adapters))
 
 
 @given(st.lists(st.tuples(*[NAMES] * 6), max_size=6))

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from weft.domain.model.families import FAMILIES
-from weft.domain.model.family_table import HEADERS, MORE_HEADERS, page, rows
+from weft.domain.model.family_table import HEADERS, MORE_HEADERS, main, page, rows
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "models.md"
 
 
-def test_the_page_is_made_from_the_data() -> None:
-    assert PAGE.read_text() == page(), "run `make models`"
+def test_the_page_is_made_from_the_data(tmp_path: Path) -> None:
+    assert main(["--write", str(tmp_path / "models.md")]) == 0
+    assert PAGE.read_text() == page() == (tmp_path / "models.md").read_text(), "run `make models`"
 
 
 def test_every_family_has_a_row_of_its_architectures_and_modules() -> None:

@@ -253,6 +253,16 @@ async def test_a_key_is_made_declared_and_reported_and_then_nothing_is_written()
     assert [(event.type, event.reason) for event in world.events] == [("Normal", "Registered")]
 
 
+@pytest.mark.parametrize("spec", [{"expiresAt": "2027-01-15T09:00:00Z"}, {"expiresAfter": "1809h"}])
+async def test_a_key_ends_when_its_spec_says(spec: dict[str, str]) -> None:
+    world = World()
+    world.put(manifest(**spec))
+    await world.settle()
+    (row,) = world.rows.values()
+    assert row["declaration"].expires_unix_ms == 1000 * (NOW + 3600)
+    assert world.objects[REF]["status"]["expiresAt"] == "2027-01-15T09:00:00Z"
+
+
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("crash_in", range(8))
 @pytest.mark.parametrize("act", ["create", "delete the secret", "delete", "edit", "force", "bring another"])

@@ -1,7 +1,7 @@
 """The planner as tables: one situation, what is ordered, what the conditions say."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import inf
 
 import pytest
@@ -11,6 +11,7 @@ from tests.unit.operator.planning import (
     World,
     adapter_object,
     adapter_ref,
+    check_indexes,
     digest,
     failed,
     fetched_base,
@@ -51,6 +52,18 @@ def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:
     assert serving.status(pool_ref())["adapters"] == {"total": 2, "ready": 2}
     assert serving.status(adapter_ref("upper"))["digest"] == digest("a")
     assert serving.status(adapter_ref("upper"))["modelName"] == "acme/upper"
+
+
+def test_nothing_is_kept_of_objects_that_are_deleted(serving: World) -> None:
+    canary = {"source": {"uri": "file:lower"}, "weight": 10, "maxErrorPercent": 5, "minRequests": 20}
+    serving.settle(adapter_object("upper", canary=canary, pinned=True))
+    for ref in (adapter_ref("upper"), adapter_ref("lower"), pool_ref()):
+        serving.remove(ref)
+    parts = serving.observed, serving.expectations
+    kept = {field.name for part in parts for field in fields(part) if getattr(part, field.name)}
+    assert kept <= {"retention", "pool_reports", "adapter_reports"}, "streams drain, and the scheduler speaks of them"
+    assert not serving.desired.by_uid
+    check_indexes(serving.desired)
 
 
 def test_an_unchanged_source_is_asked_for_again_and_writes_nothing(serving: World) -> None:

@@ -2,6 +2,7 @@ import io
 import json
 import pickle
 import zipfile
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -36,6 +37,15 @@ def test_a_loaded_model_answers_and_learns_exactly_like_the_one_that_was_saved(m
         assert answers[0] == answers[1]
         assert teach(model, outcome) == teach(again, outcome)
     check_calibrator(again.calibrators.pooled)
+
+
+def test_a_loaded_model_knows_who_taught_what_is_shared(world):
+    model = RidgeModel.cold("ridge-test", dim=DIM)
+    for answer, namespace, learns in zip(world(4).answers(2), ("acme", "globex"), (True, False), strict=True):
+        teach(model, replace(answer, query=replace(answer.query, namespace=namespace)))
+        model = RidgeModel.load(model.save())
+        saved = json.loads(model.save()["meta"].tobytes())
+        assert (saved["teacher"], saved["shared_learns"]) == ("acme", learns)
 
 
 def test_a_snapshot_does_not_change_while_the_model_learns_on(model, world):

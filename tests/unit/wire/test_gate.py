@@ -155,6 +155,9 @@ async def test_a_stream_lives_through_a_rotation_and_later_calls_use_the_new_fil
             yield await outcomes.get()
 
     async with SecureChannel(served.at, supervisor, "predictor") as opened:
+        served.authority.folder(supervisor.folder, "supervisor")
+        opened.get_state()
+        assert not opened._retired, "nothing runs on the first channel"
         stream = PredictorStub(opened).Observe(told())
         await say(outcomes, stream, "before")
         fresh = Authority()
@@ -170,6 +173,7 @@ async def test_a_stream_lives_through_a_rotation_and_later_calls_use_the_new_fil
         stream_too = PredictorStub(opened).Observe(told_too())
         await say(second, stream_too, "anew")
         await say(outcomes, stream, "still")
+        assert len(opened._retired) == 1, "each stream has its channel"
         served.servicer.ended.clear()
         stream.cancel()
         await soon(served.servicer.ended.wait())

@@ -47,6 +47,7 @@ async def serve(made: Counted, end: Callable[[], Any]) -> None:
 async def test_it_ends_when_another_thread_says_so(date_header: bool) -> None:
     made = server(date_header=date_header)
     await serve(made, lambda: setattr(made, "should_exit", True))
+    assert [name for name, _ in made.server_state.default_headers] == [b"date"] * date_header + [b"server"]
     if not date_header:
         assert made.ticks == 2
 

@@ -39,6 +39,18 @@ async def test_sigterm_drains_before_the_server_stops() -> None:
     assert seen == [health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
+@pytest.mark.parametrize(
+    ("signals", "interrupted"),
+    [([signal.SIGINT], True), ([signal.SIGTERM, signal.SIGINT], False), ([signal.SIGINT, signal.SIGTERM], True)],
+)
+async def test_a_stop_is_an_interrupt_where_sigint_came_first(signals: list[int], interrupted: bool) -> None:
+    stop = stop_on_signals()
+    for number in signals:
+        os.kill(os.getpid(), number)
+    await soon(stop.wait())
+    assert stop.interrupted is interrupted
+
+
 async def test_a_port_in_use_is_an_error() -> None:
     stop, port = asyncio.Event(), free_port()
     first = asyncio.create_task(serve(lambda _: None, listen=f"127.0.0.1:{port}", names=[], stop=stop))
