@@ -276,6 +276,14 @@ def test_the_choices_of_a_request_share_the_features_of_its_prompt(predicted_as)
     assert model.observe(outcome_of(answer, "req-1/3")).lesson == "unknown", "the whole request has ended"
 
 
+@pytest.mark.parametrize("request_id", ["7", "/1", "req-1/", "req-1/x"])
+def test_an_id_without_a_choice_is_a_request_of_its_own(request_id):
+    model, query = cold(), query_of("list something", "acme/plain", 3)
+    predict(model, replace(query, request_id=request_id))
+    assert model.observe(outcome_of(Answer(query, 20), request_id)).lesson == "learned"
+    assert len(model.features) == 0
+
+
 def test_features_are_kept_until_the_outcome_and_no_longer_and_within_their_bound(world):
     here, model = world(13), cold()
     queries = [here.query() for _ in range(300)]

@@ -37,6 +37,20 @@ def test_who_leaves_first_when_pages_are_short(sizes, marks, order):
         slots.check()
         left += [d for d, adapter in adapters.items() if adapter.slot is None and d not in left]
     assert "".join(left) == order
+    assert slots.evict_for(slots.pages.free_pages), "nobody has to leave for what is free"
+
+
+def test_the_adapter_that_needs_the_pages_is_not_evicted_for_them():
+    slots = slots_of(pages=2)
+    for digest, cost in (("cheap", 1.0), ("dear", 9.0)):
+        adapter = Adapter(digest, n_bytes=10, size_known=True, load_cost=cost, state=LoadState.ON_DISK)
+        assert slots.assign(adapter)
+        adapter.advance(LoadState.RESIDENT)
+        slots.on_use(adapter)
+        slots.mark_changed(adapter)
+    assert not slots.evict_for(2, "cheap")
+    assert slots.evict_for(1, "cheap")
+    assert [adapter.digest for adapter in slots.by_slot.values()] == ["cheap"]
 
 
 PINNED = {  # sizes in pages, slots -> protected; of 16 pages one adapter may hold 12

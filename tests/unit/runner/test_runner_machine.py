@@ -220,6 +220,16 @@ def test_what_placement_goes_by_is_reported_within_fifty_milliseconds():
     assert (first, report.figures.desired_version) == ([], 2)
 
 
+@pytest.mark.parametrize("ms", [0.0, 1.0])
+def test_a_step_whose_time_is_not_known_teaches_nothing(ms: float):
+    runner = ready_runner()
+    runner.handle(Received(session(1), start_of("r", 1, (1, 1), 9)), 0.0)
+    (step,) = [effect for effect in runner.handle(StepSlot(), 0.0) if isinstance(effect, RunStep)]
+    before, step_time = (1.0, 1.0), runner.pool.scheduler.step_time
+    runner.handle(StepDone(step, StepResults({"r": SampledToken(5)}, {}), ms), 0.0)
+    assert ((step_time.decode, step_time.prompt) == before) == (ms == 0.0)
+
+
 def test_a_drain_ends_every_sequence_and_then_names_it_to_each_session():
     runner = ready_runner()
     runner.handle(Received(session(1), start_of("r", 1, (1, 1), 9)), 0.0)

@@ -553,3 +553,10 @@ def test_a_canary_is_held_like_its_adapter(driver: Driver, pinned: bool, tier: T
     found = adapters.held.get("sha256:2")
     assert (found.tier if found else None) == held
     assert "sha256:2" not in adapters.pinned
+
+
+def test_a_registry_whose_term_is_over_changes_nothing(driver: Driver) -> None:
+    driver.start("x")
+    driver.connect_registry("registry 2", term=2)
+    assert not driver.change(RegistryChange(True))
+    assert POOL in driver.state.pools

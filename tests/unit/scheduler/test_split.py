@@ -104,6 +104,15 @@ def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(driver: 
         assert driver.retry_ms("w1") == 5000, "no prompt's rate says when"
 
 
+def test_a_client_comes_back_when_half_of_the_prompts_that_wait_are_computed(driver: Driver) -> None:
+    both(driver, phases="split", min_runners=2, max_runners=2)
+    for number in range(3):
+        driver.place(f"r{number}", prompt_tokens=200, max_tokens=20)
+    for number in range(30):
+        driver.submit(f"w{number}", prompt_tokens=200, max_tokens=20)
+    assert driver.retry_ms("w0") == 3000, "6,000 tokens wait, and 1,000 are computed a second"
+
+
 def test_scale_in_takes_the_runner_whose_role_has_more_than_it_wants(driver: Any) -> None:
     driver.start(phases="split", min_runners=5, max_runners=5)
     for uuid in "abcde":

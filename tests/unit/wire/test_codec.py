@@ -2,8 +2,9 @@
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import count
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -119,6 +120,34 @@ def messages_of(direction: Any) -> st.SearchStrategy[Any]:
 def test_a_message_comes_out_as_it_went_in(name: str, data: st.DataObject) -> None:
     direction = DIRECTIONS[name]
     message = data.draw(messages_of(direction))
+    sent = direction.encode(message).SerializeToString()
+    assert plain(direction.decode(direction.envelope.FromString(sent))) == plain(message)
+
+
+def full(hint: Any, numbers: Iterator[int]) -> Any:
+    """A value of a type of the domain with all that it can have, each number and text another one."""
+    origin, args, number = get_origin(hint), get_args(hint), next(numbers)
+    basics: dict[Any, Any] = {
+        str: f"t{number}", int: number, float: float(number), bool: True, bytes: b"%d" % number,
+        Epoch: Epoch(1, number), Tier: Tier.HOST, FinishReason | None: FinishReason.STOP,
+    }  # fmt: skip
+    if hint in basics:
+        return basics[hint]
+    if origin in (types.UnionType, Union):
+        return full(next(arg for arg in args if arg is not type(None)), numbers)
+    if origin is Mapping:
+        return {full(args[0], numbers): full(args[1], numbers)}
+    if origin in (tuple, Sequence):
+        of_elements = args if origin is tuple and args[-1] is not Ellipsis else args[:1] * 2
+        return tuple(full(arg, numbers) for arg in of_elements)
+    if not hasattr(hint, "_fields") and not dataclasses.is_dataclass(hint):
+        return list(hint)[-1]
+    return _allowed(hint(**{name: full(field, numbers) for name, field in get_type_hints(hint).items()}))
+
+
+@pytest.mark.parametrize(("name", "of"), [(name, of) for name, one in DIRECTIONS.items() for of in one.messages])
+def test_every_field_of_every_message_comes_out_as_it_went_in(name: str, of: Any) -> None:
+    direction, message = DIRECTIONS[name], full(of, count(1))
     sent = direction.encode(message).SerializeToString()
     assert plain(direction.decode(direction.envelope.FromString(sent))) == plain(message)
 
