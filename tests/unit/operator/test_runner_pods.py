@@ -123,6 +123,17 @@ def test_another_launch_replaces_whole_runners_one_after_the_other(pool: Cluster
     assert all("2048" in obj["spec"]["template"]["spec"]["containers"][0]["args"] for obj in sets(pool).values())
 
 
+def test_runners_of_two_groups_are_replaced_one_after_the_other(cluster: ClusterWorld) -> None:
+    groups = [{"name": name, "minRunners": 1} for name in "ab"]
+    for pages in (1024, 2048):
+        cluster.apply(pool_object(replicas=2, parallelism=GRID, runnerGroups=groups, advanced={"kvPages": pages}))
+        for _ in range(40):
+            cluster.step()
+            assert pages == 1024 or len(cluster.ready_names(pool_ref())) >= 4, "a runner serves throughout"
+        containers = [obj["spec"]["template"]["spec"]["containers"][0] for obj in manifests(cluster)]
+        assert [str(pages) in container["args"] for container in containers] == [True, True]
+
+
 def test_scale_in_deletes_the_victims_statefulset_and_its_policy_once_its_pods_are_gone(pool: ClusterWorld) -> None:
     victim, stays = (sets(pool)[index]["metadata"]["name"] for index in ("0", "1"))
     pool.scheduler_speaks = False

@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 from tests.unit.operator.planning import World, adapter_object, adapter_ref, pool_object, pool_ref, stored, verified
-from weft_operator.core import Adapter, Malformed, Pool, RemoveRunner, parse
+from weft_operator.core import Adapter, DesiredState, Malformed, Pool, RemoveRunner, parse
 
 
 def stored_pool(world: World) -> dict[str, Any]:
@@ -63,6 +63,14 @@ def test_an_operator_that_starts_before_an_object_that_it_cannot_read_takes_no_r
     for _ in range(5):
         assert not [action for action in after.step() if isinstance(action, RemoveRunner)]
     assert after.condition(pool_ref(), "Accepted") == ("False", "InvalidSpec")
+
+
+def test_a_standby_follows_an_object_that_can_be_read_again(world: World) -> None:
+    desired, good = DesiredState(), parse(stored_pool(world))
+    unreadable(world)
+    for resource in (parse(world.store.get(pool_ref())), good):
+        desired.add(resource)
+    assert (desired.get(pool_ref()), desired.malformed) == (good, {})
 
 
 def test_an_object_that_cannot_be_read_can_be_deleted(world: World) -> None:

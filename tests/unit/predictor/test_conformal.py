@@ -78,6 +78,7 @@ def test_a_tenant_without_scores_enough_is_answered_by_its_adapter_and_one_with_
     for _ in range(OWN_SCORES):
         groups.learn(("acme", "base"), 1.0)
     assert groups.of(("globex", "base")) is groups.by_group["", "base"]
+    assert groups.of(("globex", "new")).quantile(0.5) == 1.0, "all together answer for an adapter without scores"
     for _ in range(OWN_SCORES):
         groups.learn(("globex", "base"), 9.0, shared=False)
     assert groups.of(("globex", "base")).quantile(0.5) == 9.0

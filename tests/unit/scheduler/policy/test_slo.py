@@ -7,7 +7,7 @@ import pytest
 from harness.scheduler_driver import Driver, of
 from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
 from weft.domain.routes import PoolSpec, PoolStatus, SloAttainment
-from weft_scheduler.core import TAU_S, Attainment, Judged, ServiceLevel
+from weft_scheduler.core import TAU_S, Attainment, Judged, Queued, ServiceLevel
 
 
 def test_the_share_is_of_what_finished_lately_and_stays_while_nothing_does() -> None:
@@ -71,7 +71,8 @@ def test_who_cannot_be_served_in_time_is_rejected_at_once_with_a_time(driver: An
     measured(driver)
     predicted = {"prompt_tokens": 16, "p10_tokens": 1, "p50_tokens": 34, "p90_tokens": 60}
     for number in range(2):  # 50 tokens each: after 0.5 s and after 1 s
-        assert not of(driver.submit(f"r{number}", **predicted), Reject)
+        effects = driver.submit(f"r{number}", **predicted)
+        assert (len(of(effects, Queued)), of(effects, Reject)) == (1, [])
     (reject,) = of(driver.submit("late", **predicted), Reject)
     assert (reject.reason, reject.retry_after_ms) == (RejectReason.SLO_UNATTAINABLE, 1000)
     assert not of(driver.submit("accepted", emitted_tokens=1, **predicted), Reject), "it was accepted before"
