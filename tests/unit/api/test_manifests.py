@@ -192,15 +192,15 @@ def test_yaml_that_would_grow_is_refused_small(text: str, says: str) -> None:
     ("bound", "most"),
     [
         ("MAX_TEXT_NODES", 4), ("MAX_TEXT_CHARS", 2), ("MAX_NODES", 2), ("MAX_CHARS", 1), ("MAX_DEPTH", 1),
-        ("MAX_DOCUMENTS", 2),
+        ("MAX_DOCUMENTS", 2), ("MAX_SPECIAL_CHARS", 1), ("MAX_INTEGER_BITS", 3),
     ],
 )  # fmt: skip
 def test_a_text_is_taken_up_to_each_bound(bound: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"weft.api.yaml_documents.{bound}", most)
-    assert list(documents("[x]\n---\n[x]\n")) == [["x"], ["x"]]
+    assert list(documents("[7]\n---\n[7]\n")) == [[7], [7]]
     monkeypatch.setattr(f"weft.api.yaml_documents.{bound}", most - 1)
     with pytest.raises(BadYaml):
-        list(documents("[x]\n---\n[x]\n"))
+        list(documents("[7]\n---\n[7]\n"))
 
 
 def test_a_report_says_that_there_are_more_problems_only_where_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
