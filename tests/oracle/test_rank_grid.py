@@ -20,9 +20,9 @@ STEP = StepInput(list(range(20)), (StepRow(0, 20, 0, (0, 1), True),), SegmentPla
 REFERENCE = [
     ("reference", "llama"),
     pytest.param(("reference", "qwen2"), marks=pytest.mark.long),
-    ("reference", "qwen3"),
+    pytest.param(("reference", "qwen3"), marks=pytest.mark.slow),
 ]
-NATIVE = [("cpu", "llama"), ("cpu", "qwen3")]
+NATIVE = [pytest.param(("cpu", "llama"), marks=pytest.mark.slow), ("cpu", "qwen3")]
 
 
 class Said(NamedTuple):

@@ -23,10 +23,11 @@ class Pair(NamedTuple):
     ranks: TensorParallelExecutor
 
 
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("llama", "qwen2")]
 LONG = [pytest.param(family, marks=pytest.mark.long) for family in ("mistral", "gemma2")]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "granite", *LONG])  # Granite has biases everywhere
+@pytest.fixture(scope="module", params=["qwen3", "granite", *SLOW, *LONG])  # Granite has biases everywhere
 def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model = written(tmp_path_factory.mktemp("model"), request.param)
     alone = reference_executor(model, PAGES, PAGE_TOKENS)

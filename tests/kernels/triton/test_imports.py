@@ -35,6 +35,7 @@ assert array.view("<u2").tolist() == [0x3F00, 0xC040]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "needed"),
     [(CHECK, gpu_check.NEEDED), (BENCH + BITS, gpu.NEEDED)],

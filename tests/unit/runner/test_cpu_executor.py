@@ -19,7 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.family_shapes import OTHER_FAMILIES, shape_of
+from harness.family_shapes import OTHER_FAMILIES, SLOW_FAMILIES, shape_of
 from harness.int4 import rounded_to_int4
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, as_tensor, make_step, write_model
@@ -73,12 +73,12 @@ OTHERS = {family: shape_of(family, 2) for family in OTHER_FAMILIES}
 
 
 def with_levels(cases: Iterable[tuple[str, ...]]) -> list[object]:
-    """Pair cases with levels: each case with the best level and one more in turn. The slow tier has all pairs."""
+    """Pair cases with levels: each case with the best level and one more in turn. The slow tier has every pair."""
     return [
         pytest.param(*case, level, id="-".join((*case, level)), marks=() if usual else pytest.mark.slow)
         for index, case in enumerate(cases)
         for number, level in enumerate(LEVELS)
-        for usual in [number in (0, index % len(LEVELS))]
+        for usual in [number in (0, index % len(LEVELS)) and SLOW_FAMILIES.isdisjoint(case)]
     ]
 
 

@@ -21,7 +21,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from harness import offload_child
-from harness.family_shapes import OTHER_FAMILIES, shape_of
+from harness.family_shapes import OTHER_FAMILIES, SLOW_FAMILIES, shape_of
 from harness.native_library import native_library
 from harness.native_models import BASE, Scales, adapter_tensors, cpu_executor, make_step, offload_executor, write_model
 from harness.waiting import PATIENCE_S, wait_until
@@ -216,7 +216,11 @@ STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
     [
         *(("llama", dtype) for dtype in STORED),
         ("qwen2", STORED[-1]),
-        *((model, "bf16") for model in ("qwen2", *OTHER_FAMILIES)),
+        ("qwen2", "bf16"),
+        *(
+            pytest.param(model, "bf16", marks=pytest.mark.slow if model in SLOW_FAMILIES else ())
+            for model in OTHER_FAMILIES
+        ),
     ],
 )
 def test_its_bits_are_those_of_the_executor_in_memory(

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.family_shapes import OTHER_FAMILIES, shape_of
+from harness.family_shapes import OTHER_FAMILIES, SLOW_FAMILIES, shape_of
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, as_tensor, cpu_executor, make_step, write_model
 from harness.ranks import base_of, settings_of
@@ -190,7 +190,8 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, "bf16") for name in (*MODELS, *OTHERS)),
+        *((name, "bf16") for name in MODELS),
+        *(pytest.param(name, "bf16", marks=pytest.mark.slow if name in SLOW_FAMILIES else ()) for name in OTHERS),
         *((name, dtype) for name in list(MODELS)[::3] for dtype in ("fp32", "int8")),
     ],
 )
