@@ -131,7 +131,6 @@ def test_as_many_batches_are_in_flight_as_there_are_stages_and_each_has_its_part
         assert driver.answer(f"r{i}") == alone_says(driver_of, 3 + i)
 
 
-@pytest.mark.slow
 def test_chunks_of_a_prompt_that_choose_nothing_are_not_waited_for(driver_of, stages):
     """Chunks follow each other through the stages; the last one brings the token."""
     driver, prompt = driver_of(batch=BatchLimits(max_batch_tokens=32)), [5, 6, 7, 8] * 36
@@ -227,7 +226,6 @@ def test_an_engine_without_requests_lets_its_batches_land_and_sleeps(driver_of, 
     assert flying(driver) == 0
 
 
-@pytest.mark.slow
 def test_an_adapter_of_few_layers_is_counted_by_the_stage_that_has_most_of_it(model, stages):
     """Pages have the same numbers everywhere, whatever a stage's share (`parallel.adapters`)."""
     adapter = load(stages, 0, model.root / "a2")
