@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-slow test-changed explore flakes mutants promises differential fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values lock clean
+.PHONY: sim-check test-numerics test-slow test-changed explore flakes mutants promises differential fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -73,6 +73,10 @@ MINUTES ?=
 EXPLORE_FLAGS ?=
 explore: kernels  ## property tests and the simulator with fresh seeds; each failure with the command that repeats it: MINUTES=30
 	@$(HARNESS).explore $(if $(MINUTES),--minutes $(MINUTES)) $(EXPLORE_FLAGS)
+
+NUMERICS_FLAGS ?=
+test-numerics: kernels  ## the tests marked `numeric` with the arithmetic of other CPUs, one setting at a time, and the margin of each bound (20 minutes): NUMERICS_FLAGS=tests/oracle for a part
+	@$(HARNESS).numerics $(NUMERICS_FLAGS)
 
 flakes: kernels  ## files of integration, e2e and operator, least repeated first, on one core beside a busy loop, processes stopped for moments: MINUTES=60
 	@$(HARNESS).flakes $(if $(MINUTES),--minutes $(MINUTES)) $(FLAKES_FLAGS)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 import triton
 
+from harness.numerics import record
 from weft_kernels.plan import plan_rows
 from weft_runner.model import StepInput, StepRow
 from weft_runner.model.cuda.step import DeviceStep, StepTables
@@ -69,8 +70,12 @@ def name_of(value: object) -> str:
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, relative: float | None = None) -> None:
     """Assert a distance of at most `relative` (LoRA's) of the largest expected value and one; NaN is far from all."""
     relative = TOLERANCES[actual.dtype].lora if relative is None else relative
+    name = f"Triton in {name_of(actual.dtype)}"
     actual, expected = actual.double(), expected.double().to(actual.device)
-    allowed = relative * (float(expected.abs().max()) + 1.0) if expected.numel() else 0.0
+    largest = float(expected.abs().max()) + 1.0 if expected.numel() else 1.0
+    allowed = relative * largest
+    if expected.numel():
+        record(f"{name}, of the largest", float((actual - expected).abs().max()) / largest, relative)
     _assert_none(~((actual - expected).abs() <= allowed), actual, expected, f"more than {allowed:.3g} apart")
 
 
@@ -83,8 +88,11 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor, relative: float) -> None:
     """Assert |actual - expected| <= relative |expected|, as vectors, row by row."""
+    name = f"Triton in {name_of(actual.dtype)}"
     actual, expected = actual.double(), expected.double().to(actual.device)
     errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1)
+    if errors.numel():
+        record(f"{name}, of a row", float(errors.max()), relative)
     wrong = (~(errors <= relative)).nonzero()
     assert not len(wrong), (
         f"{len(wrong)} of {errors.numel()} rows are off; the first, {wrong[0].tolist()}, "

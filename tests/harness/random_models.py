@@ -7,13 +7,16 @@ chunks and decode of any adapters can be compared with one whole forward of the 
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from harness import interpreter
 from harness.native_library import native_library
@@ -38,6 +41,7 @@ CONFIGS = {
 }  # fmt: skip
 FAMILIES = tuple(CONFIGS)
 RANKS = (1, 2, 3, 5, 8, 16, 24, 64)
+Texts = Mapping[str, tuple[str, list[int]]]  # key -> (adapter, tokens); adapter "" is the base
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -58,6 +62,51 @@ class Verdict:
     wrong: list[int] = field(default_factory=list)
     near_ties: int = 0
     smallest_gap: float = float("inf")
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, answer: Sequence[int], tolerance: float) -> "Verdict":
+        """Compare an answer with the best token of each row of the oracle's logits [len(answer), V]."""
+        best, verdict = logits.topk(2, dim=-1), cls()
+        for position, token in enumerate(answer):
+            gap = float(best.values[position, 0] - best.values[position, 1])
+            verdict.smallest_gap = min(verdict.smallest_gap, gap)
+            if gap < tolerance:
+                verdict.near_ties += 1
+            elif int(best.indices[position, 0]) != token:
+                verdict.wrong.append(position)
+        return verdict
+
+
+class ExactModel(TorchDispatchMode):
+    """Computes in fp64 where the code of a model with fp64 weights converts to fp32: rope, norms, softmax.
+
+    Raises AssertionError at an operation whose result is a float of fewer bits all the same.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") == torch.float32:
+            kwargs["dtype"] = torch.float64
+        result = func(*args, **kwargs)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                assert tensor.dtype == torch.float64, f"expected a result in fp64, got {tensor.dtype} of {func}"
+        return result
+
+
+@contextmanager
+def exact(model: torch.nn.Module) -> Iterator[None]:
+    """Compute in fp64. Weights, rotary frequencies and other constants in buffers are still those of fp32."""
+    usual = torch.get_default_dtype()
+    model.double()
+    torch.set_default_dtype(torch.float64)  # of quotients of integers
+    try:
+        with ExactModel():
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+        model.float()
 
 
 @dataclass
@@ -83,17 +132,40 @@ class OracleModel:
     def model(self) -> Any:
         return load_peft(self.folder, self.adapters)
 
-    @torch.no_grad()
     def logits(self, adapter: str, ids: Sequence[int]) -> torch.Tensor:
         """Return [len(ids), V] of one forward over all of them; `adapter` "" is the base."""
-        tokens = torch.tensor([list(ids)])
+        return self._forward(adapter, [list(ids)])[0]
+
+    def logits_of(self, texts: Texts) -> dict[str, torch.Tensor]:
+        """Return [len(tokens), V] of each text, padded at its end: no token attends to a later token.
+
+        A forward has the texts of an adapter that LongRoPE treats alike.
+        """
+        groups: dict[tuple[str, bool], list[str]] = {}
+        for key, (adapter, tokens) in texts.items():
+            groups.setdefault((adapter, self.is_long(len(tokens))), []).append(key)
+        logits: dict[str, torch.Tensor] = {}
+        for (adapter, _), keys in groups.items():
+            rows = [texts[key][1] for key in keys]
+            size = max(map(len, rows))
+            padded = self._forward(adapter, [[*row, *[0] * (size - len(row))] for row in rows])
+            logits |= {key: padded[i, : len(row)] for i, (key, row) in enumerate(zip(keys, rows, strict=True))}
+        return logits
+
+    def is_long(self, tokens: int) -> bool:
+        """Whether LongRoPE takes its factors of long texts."""
+        return (short := self.spec.short_tokens) is not None and tokens > short
+
+    @torch.no_grad()
+    def _forward(self, adapter: str, rows: list[list[int]]) -> torch.Tensor:
+        tokens = torch.tensor(rows)
         if not adapter:
             if not self.adapters:
-                return self.model(input_ids=tokens).logits[0]
+                return self.model(input_ids=tokens).logits
             with self.model.disable_adapter():
-                return self.model(input_ids=tokens).logits[0]
+                return self.model(input_ids=tokens).logits
         self.model.set_adapter(adapter)
-        return self.model(input_ids=tokens).logits[0]
+        return self.model(input_ids=tokens).logits
 
     def judge(self, adapter: str, prompt: Sequence[int], answer: Sequence[int], tolerance: float) -> Verdict:
         """Compare an answer with greedy decoding, token for token; gaps below `tolerance` are not judged.
@@ -101,16 +173,8 @@ class OracleModel:
         By teacher forcing: if the oracle's next token is the answer's at every position, then by induction the
         oracle's own greedy run is that answer.
         """
-        best = self.logits(adapter, [*prompt, *answer])[len(prompt) - 1 : -1].topk(2, dim=-1)
-        verdict = Verdict()
-        for position, token in enumerate(answer):
-            gap = float(best.values[position, 0] - best.values[position, 1])
-            verdict.smallest_gap = min(verdict.smallest_gap, gap)
-            if gap < tolerance:
-                verdict.near_ties += 1
-            elif int(best.indices[position, 0]) != token:
-                verdict.wrong.append(position)
-        return verdict
+        logits = self.logits(adapter, [*prompt, *answer])
+        return Verdict.of(logits[len(prompt) - 1 : -1], answer, tolerance)
 
 
 def random_model(
@@ -255,13 +319,19 @@ def random_adapter(rng: random.Random, index: int, modules: list[str]) -> dict[s
 def write_base(
     folder: Path, family: str, seed: int, *, shard_size: str = "50GB", dtype: str = "float32", **config: Any
 ) -> None:
-    """Write weights so large that answers differ from token to token; biases and norms that a mistake would show."""
+    """Write `random_base` as transformers saves it, in the dtype."""
+    model = random_base(family, seed, **config)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
+
+
+def random_base(family: str, seed: int, **config: Any) -> Any:
+    """Draw weights so large that answers differ from token to token; biases and norms that a mistake would show."""
     transformers, _ = libraries()
     torch.manual_seed(seed)
     made = getattr(transformers, CONFIGS[family])(initializer_range=0.15, **config)
-    model = transformers.AutoModelForCausalLM.from_config(made)
+    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager")
     spread(model)
-    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
+    return model
 
 
 def spread(model: Any) -> None:
@@ -364,7 +434,7 @@ class Rows:
         n_pages = -(-(len(tokens) + room) // self._page_tokens)
         pages = tuple(self._free.pop() for _ in range(n_pages))
         slot = self._model.adapters.index(adapter) if adapter else None
-        long = (most := self._model.spec.short_tokens) is not None and len(tokens) + room > most
+        long = self._model.is_long(len(tokens) + room)
         self._sequences[key] = _Sequence(list(tokens), slot, pages, long)
 
     def left(self, key: str) -> int:

@@ -7,6 +7,7 @@ to be the oracle's. The share of positions that are nearer is told, and bounded.
 transformers + peft in bf16 on the same texts. `pytest -s` prints the rows of the table in docs/numerics.md.
 """
 
+import math
 import random
 import re
 import shutil
@@ -18,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from harness.numerics import within
 from harness.quickstart import BASE, QUICKSTART, TASK_OF, tasks, tokenizer
 from harness.random_models import FAMILIES, OracleModel, Rows, native_executor, random_model
 
@@ -28,6 +30,7 @@ MAXIMUM = {
     "olmo3": 0.25, "gemma2": 0.2, "gemma3": 1.0, "phi3": 0.07, "starcoder2": 0.77, "granite4": 0.14, "ministral3": 0.72,
     "quickstart": 0.4,
 }  # fmt: skip
+MAX_STATED = 3.0  # twice our largest error, where that is at most as large as that of transformers, and half again
 SEEDS = {"smollm3": 4, "granite4": 2}  # of models; 1 draws one of which transformers itself is far off
 
 
@@ -55,7 +58,7 @@ class Judged:
     positions: int
     near: int  # the oracle's two best are nearer than twice the maximum
     wrong: int  # of the others, those with another best token
-    beyond: int  # some logit is farther off than the maximum
+    largest: float  # error of a logit
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +122,21 @@ def errors(found: torch.Tensor, wanted: torch.Tensor) -> Errors:
 
 
 def judge(found: torch.Tensor, wanted: torch.Tensor, maximum: float) -> Judged:
-    """Judge logits [positions, V]; NaN is beyond any maximum."""
+    """Judge logits [positions, V]."""
     best = wanted.topk(2, dim=-1).values
     clear = best[:, 0] - best[:, 1] > 2 * maximum
     wrong = (found.argmax(-1) != wanted.argmax(-1)) & clear
-    within = ((found - wanted).abs() <= maximum).all(dim=-1)
-    return Judged(len(wanted), int((~clear).sum()), int(wrong.sum()), int((~within).sum()))
+    return Judged(len(wanted), int((~clear).sum()), int(wrong.sum()), errors(found, wanted).largest)
 
 
 def assert_as_stated(compared: Compared, maximum: float) -> None:
-    assert maximum / 2 < compared.ours.largest <= maximum, "the stated maximum is not what is measured"
-    assert compared.judged.beyond == 0
-    assert compared.judged.wrong == 0
-    assert compared.ours.mean < 0.8 * compared.theirs.mean
+    """A maximum that is stated larger than it has to be is far above transformers' own errors."""
+    ours, theirs, judged = compared.ours, compared.theirs, compared.judged
+    for largest in (ours.largest, judged.largest):
+        within("bf16: largest error beside the stated maximum", largest / maximum, 1.0)
+    within("bf16: stated maximum beside transformers' largest error", maximum / theirs.largest, MAX_STATED)
+    within("bf16: mean error beside that of transformers", ours.mean / theirs.mean, 1.0)
+    assert judged.wrong == 0
 
 
 def random_texts(model: OracleModel, seed: int, count: int) -> list[Text]:
@@ -152,6 +157,7 @@ def quickstart_texts(count: int, seed: int) -> list[Text]:
     return texts
 
 
+@pytest.mark.numeric
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_bf16_are_near_those_in_fp32(tmp_path, family):
@@ -160,16 +166,16 @@ def test_logits_in_bf16_are_near_those_in_fp32(tmp_path, family):
     model = rounded(tmp_path / "fp32" / "base", tmp_path / "bf16", {n: tmp_path / "fp32" / n for n in made.adapters})
     compared = compare(family, model, random_texts(model, 1, 10), random_texts(model, 2, 10))
     assert_as_stated(compared, MAXIMUM[family])
-    assert compared.ours.largest < 1.2 * compared.theirs.largest
 
 
+@pytest.mark.numeric
 @pytest.mark.slow
 def test_the_quickstart_in_bf16_gives_the_oracles_tokens(tmp_path):
     adapters = {task: QUICKSTART / "adapters" / task for name, task in TASK_OF.items() if name != BASE}
     model = rounded(QUICKSTART / "model", tmp_path, adapters)
     compared = compare("quickstart", model, quickstart_texts(14, seed=5), quickstart_texts(28, seed=6))
     assert_as_stated(compared, MAXIMUM["quickstart"])
-    assert compared.judged.near < 0.02 * compared.judged.positions
+    within("bf16: excluded positions of a trained model", compared.judged.near / compared.judged.positions, 0.02)
 
 
 def test_the_page_states_the_same_maxima():
@@ -180,8 +186,8 @@ def test_the_page_states_the_same_maxima():
 def test_judging_finds_another_best_token_and_logits_that_are_too_far_off():
     wanted = torch.tensor([[3.0, 1.0, 0.0], [3.0, 2.9, 0.0], [3.0, 1.0, 0.0]])
     shift = torch.tensor([[0.0, 0.4, 0.0], [-0.4, 0.4, 0.0], [0.0, 0.0, 0.0]])
-    assert judge(wanted + shift, wanted, 0.5) == Judged(positions=3, near=1, wrong=0, beyond=0)
+    assert judge(wanted + shift, wanted, 0.5) == Judged(positions=3, near=1, wrong=0, largest=pytest.approx(0.4))
     shift[2, 1] = 2.5
-    assert judge(wanted + shift, wanted, 0.5) == Judged(positions=3, near=1, wrong=1, beyond=1)
+    assert judge(wanted + shift, wanted, 0.5) == Judged(positions=3, near=1, wrong=1, largest=pytest.approx(2.5))
     shift[0, 2] = torch.nan
-    assert judge(wanted + shift, wanted, 0.5).beyond == 2
+    assert math.isnan(judge(wanted + shift, wanted, 0.5).largest)

@@ -17,6 +17,7 @@ from transformers import (
     DistilBertForSequenceClassification,
 )
 
+from harness.numerics import near
 from tests.unit.predictor.conftest import parts_of, query_of
 from weft_cli.main import main
 from weft_predictor.core import Encoder, deciles
@@ -45,6 +46,7 @@ BERT = (
 )
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("kind", "config"), [DISTILBERT, BERT])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_checkpoint_of_transformers_is_computed_exactly(kind, config, dtype, tmp_path):
@@ -58,7 +60,7 @@ def test_a_checkpoint_of_transformers_is_computed_exactly(kind, config, dtype, t
         ids = torch.randint(0, 300, (1, length))
         with torch.inference_mode():
             expected = network(ids, attention_mask=torch.ones_like(ids)).logits[0].numpy()
-        assert np.abs(encoder.logits(ids[0].tolist()) - expected).max() < 1e-4
+        near("encoder: logits of numpy", encoder.logits(ids[0].tolist()), expected, 1e-4)
         assert encoder.logits(ids[0].tolist()).argmax() == expected.argmax()
 
 

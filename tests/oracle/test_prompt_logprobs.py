@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.numerics import near
 from weft.domain.request import FinishReason, PromptLogprobs, Sampling, TokenLogprob
 from weft_runner.core import MAX_LOGIT_ROWS
 
@@ -44,16 +45,13 @@ def check(oracle: Any, driver: Any, tolerance: float) -> None:
         assert ending.finish is FinishReason.LENGTH
         assert len(driver.answer(key)) == len(prompt) % 3
         own = expected[range(len(prompt) - 1), prompt[1:]]
-        assert [one.logprob for one in scores] == pytest.approx(own.tolist(), abs=tolerance)
-        best = expected.topk(3).values
-        assert [[value for _, value in one.top] for one in scores] == [
-            pytest.approx(row, abs=tolerance) for row in best.tolist()
-        ]
+        near("fp32: log probabilities of prompts", [one.logprob for one in scores], own, tolerance)
         for row, one in zip(expected, scores, strict=True):
-            assert [value for _, value in one.top] == pytest.approx(
-                row[[t for t, _ in one.top]].tolist(), abs=tolerance
-            )
+            told = [value for _, value in one.top]
+            near("fp32: log probabilities of prompts", told, row.topk(3).values, tolerance)
+            near("fp32: log probabilities of prompts", told, row[[t for t, _ in one.top]], tolerance)
 
 
+@pytest.mark.numeric
 def test_every_executor_has_those_of_transformers(oracle, drive_each):
     check(oracle, *drive_each(oracle.world))

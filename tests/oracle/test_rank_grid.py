@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from harness.native_library import native_library
+from harness.numerics import within
 from harness.random_models import OracleModel
 from harness.ranks import base_of, load, settings_of, split, staged
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, ask, steps_of, written
@@ -68,6 +69,7 @@ def sent_bytes(executor: Any) -> int:
     return executor.sent_bytes - before
 
 
+@pytest.mark.numeric
 def test_stages_of_two_ranks_give_the_bits_of_two_ranks_and_the_tokens_of_one(square):
     """The native ones are near one process: their tokens may turn where two logits are all but equal."""
     for four in (said(square.model, square.square), said(square.model, square.square)):
@@ -77,7 +79,8 @@ def test_stages_of_two_ranks_give_the_bits_of_two_ranks_and_the_tokens_of_one(sq
     for one, other in zip(square.alone.steps, four.steps, strict=True):
         assert square.kind == "cpu" or all(int(one[key].argmax()) == int(other[key].argmax()) for key in one)
     for key, logits in square.alone.steps[0].items():
-        assert torch.allclose(four.steps[0][key], logits, rtol=0, atol=0.05 * float(logits.abs().max()))
+        error = float((four.steps[0][key] - logits).abs().max() / logits.abs().max())
+        within("bf16: ranks beside one process, of the largest logit", error, 0.05)
     assert four.numerics_class == square.pair.numerics_class == square.alone.numerics_class[:-1] + "2"
     assert (square.square.depth, len(square.square.others.pids)) == (2, 3)
 

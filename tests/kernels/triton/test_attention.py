@@ -163,6 +163,7 @@ def assert_attended(actual: torch.Tensor, wanted: torch.Tensor) -> None:
 # ---- decode
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("splits", [1, 3])
 def test_decode_leaves_rows_alone_that_are_not_picked(splits: int, rng: random.Random, device: torch.device) -> None:
     step = make_step(rng, SMALL, decoding(20, 33, 5, 16))
@@ -180,6 +181,7 @@ def test_decode_of_a_row_does_not_depend_on_the_others(splits: int, rng: random.
         assert torch.equal(alone[row], together[row])
 
 
+@pytest.mark.numeric
 def test_scratch_serves_fewer_rows_with_more_splits(rng: random.Random, device: torch.device) -> None:
     scratch = attention.DecodeScratch.make(2, SMALL.heads, 3, SMALL.dim, device)
     step = make_step(rng, SMALL, decoding(290, 140))
@@ -254,6 +256,7 @@ def on(device: torch.device, step: Step) -> Step:
     return Step(step.shape, step.q.to(device), step.kv.to(device), step.rows, step.pages)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     "splits", [1, sized(gpu=MAX_SPLITS, interpreted=3), None], ids=lambda n: f"{n or 'usual'} splits"
 )
@@ -267,12 +270,14 @@ def test_decode_of_contexts_of_every_length(
     assert_attended(attended(step, gpu.device, window=window, splits=most, usual=usual), expected(step, window))
 
 
+@pytest.mark.numeric
 @EVERY_MODEL
 def test_prefill_of_long_prompts_and_of_their_ends(shape: Shape, window: int, rng: random.Random, gpu: Gpu) -> None:
     step = on(gpu.device, make_step(rng, shape, list(PROMPTS), window))
     assert_attended(attended(step, gpu.device, window=window), expected(step, window))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("shape", "window"), dict.fromkeys((replace(x, dtype=BF16), n) for x, n in MODELS), ids=str)
 def test_flashinfer_attends_as_the_engine_calls_it(
     shape: Shape, window: int, rng: random.Random, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
@@ -310,6 +315,7 @@ def mixed(shape: Shape, rows: list[Row], window: int = 0, splits: int = 1, block
     return example(seed=0, shape=shape, rows=rows, window=window, splits=splits, block_m=block_m)
 
 
+@pytest.mark.numeric
 @settings(max_examples=settings.default.max_examples // sized(gpu=4, interpreted=8))
 @mixed(Shape(2, 1, 128), decoding(1, 17, 40, 90), splits=16)  # more of them than blocks of 16 tokens
 @mixed(SMALL, [Row(3, 11), Row(120, 9)], block_m=1)
@@ -336,6 +342,7 @@ def test_a_mixed_step_equals_plain_attention(
     assert_attended(out, expected(step, window))
 
 
+@pytest.mark.numeric
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter would copy 4 GiB: `make gpu-check` on a machine with a GPU")
 def test_pages_beyond_two_to_the_31_elements(rng: random.Random, device: torch.device) -> None:
     shape = Shape(4, 1, 64, BF16)

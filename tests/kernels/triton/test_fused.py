@@ -41,6 +41,7 @@ def test_embed_reads_the_table_as_fp32(dtype: torch.dtype, hidden: int, device: 
     assert torch.equal(residual.cpu(), table[tokens.long()].float())
 
 
+@pytest.mark.numeric
 @DTYPES
 @pytest.mark.parametrize("with_y", [True, False])
 @pytest.mark.parametrize("hidden", [16, 80, 2048, *sized(gpu=[4096, 5120], interpreted=[])])
@@ -55,6 +56,7 @@ def test_add_norm_adds_and_norms(dtype: torch.dtype, with_y: bool, hidden: int, 
     assert_stored(x, norm(expected.double(), weight))
 
 
+@pytest.mark.numeric
 @DTYPES
 def test_without_a_weight_nothing_is_normed(dtype: torch.dtype, device: torch.device) -> None:
     before, y = torch.randn(3, 80), torch.randn(3, 80).to(dtype)
@@ -64,6 +66,7 @@ def test_without_a_weight_nothing_is_normed(dtype: torch.dtype, device: torch.de
     assert_stored(x, (before + 0.5 * y.float()).double())
 
 
+@pytest.mark.numeric
 @DTYPES
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_a_norm_reads_its_input_alone(dtype: torch.dtype, layer_norm: bool, device: torch.device) -> None:
@@ -74,6 +77,7 @@ def test_a_norm_reads_its_input_alone(dtype: torch.dtype, layer_norm: bool, devi
     assert_stored(x, layer_normed(y.double(), weight) if layer_norm else norm(y.double(), weight[0]))
 
 
+@pytest.mark.numeric
 @DTYPES
 def test_layer_norm_comes_after_what_is_added(dtype: torch.dtype, device: torch.device) -> None:
     before, y, weight = 5 + torch.randn(3, 80), torch.randn(3, 80).to(dtype), torch.randn(2, 80)
@@ -82,6 +86,7 @@ def test_layer_norm_comes_after_what_is_added(dtype: torch.dtype, device: torch.
     assert_stored(x, layer_normed((before + y.float()).double(), weight))
 
 
+@pytest.mark.numeric
 @DTYPES
 def test_norm_heads_norms_all_heads_of_a_token_together(dtype: torch.dtype, device: torch.device) -> None:
     qkv, weights = torch.randn(3, 7 * 48).to(dtype), (torch.rand(3 * 48) + 0.5, torch.rand(2 * 48) + 0.5)
@@ -120,6 +125,7 @@ def gate(
     launch(out, gate_up, *lora.expand_arguments(pending))
 
 
+@pytest.mark.numeric
 @DTYPES
 @pytest.mark.parametrize(
     ("inner", "block_m", "activation", "gated"),
@@ -144,6 +150,7 @@ def test_gate_gates(
     assert torch.equal(out[sum(sizes) :].cpu(), before[sum(sizes) :])
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     "count",
     sized(gpu=range(1, 21), interpreted=(1, 2, chunks.TURNS - 1, chunks.TURNS, chunks.TURNS + 1, 2 * chunks.TURNS, 20)),
@@ -238,6 +245,7 @@ class Projected:
         return cls(rows, y, pending, loaded.dense(y, x, per_token, 0, 0)[: len(rows.step.tokens)])
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("batch", "dtype", "heads"), PENDING, ids=name_of)
 def test_rope_write_adds_what_adapters_have_pending(gpu: Gpu, batch: str, heads: Heads, dtype: torch.dtype) -> None:
     n_heads, kv_heads, dim = heads.heads, heads.kv_heads, heads.dim
@@ -297,6 +305,7 @@ def assert_written(kv: torch.Tensor, before: torch.Tensor, rows: Rows, expected:
     assert_same(kv, before)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("batch", "dtype"), BATCHES_DTYPES, ids=name_of)
 @pytest.mark.parametrize("inner", sized(gpu=(1040, 14336), interpreted=(48,)))
 @pytest.mark.parametrize("gated", [True, False])

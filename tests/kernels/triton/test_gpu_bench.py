@@ -147,6 +147,7 @@ def test_a_case_leaves_the_others_their_shares(monkeypatch: pytest.MonkeyPatch) 
     assert command.share_end(["c"], 195.0, 200.0) == 200.0
 
 
+@pytest.mark.numeric
 @pytest.mark.slow  # as is all that imports transformers and peft
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_the_oracle_of_an_8b_has_the_frequencies_of_a_loaded_checkpoint() -> None:

@@ -92,6 +92,7 @@ def test_a_replay_has_the_prompts_and_the_rows_of_its_step(pair_of_prompts: Pair
         pair.step({str(row): count for row, count in enumerate(counts)})
 
 
+@pytest.mark.numeric
 def test_a_step_advances_token_by_token(pair: Pair) -> None:
     """The same step object with new tokens and positions, as the engine runs a standing batch."""
     tokens = [random_tokens(random.Random(7), ROWS, pair.spec.vocab_size) for _ in range(REPLAYS)]

@@ -39,6 +39,7 @@ def check(device: torch.device, rows: int, n_in: int, n_out: int, dtype: torch.d
     assert_close(y, expected, TOLERANCES[dtype].product)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [FP32, *sized(gpu=[BF16], interpreted=[])], ids=name_of)
 @pytest.mark.parametrize(
     ("rows", "n_in", "n_out"), [(rows, *shape) for shape in SHAPES for rows in ROWS if rows * shape[1] <= MAX_NUMBERS]
@@ -56,6 +57,7 @@ def test_products_of_a_models_shapes(gpu: Gpu, rows: int, n_in: int, n_out: int,
         assert_close(y[:, own], expected, TOLERANCES[dtype].product)
 
 
+@pytest.mark.numeric
 @settings(max_examples=10, deadline=None)
 @given(
     rows=st.one_of(st.integers(1, int4.FEW_ROWS), st.integers(int4.FEW_ROWS + 1, 40), st.just(130)),
@@ -70,6 +72,7 @@ def test_products_are_those_of_the_numbers_that_codes_stand_for(
     check(device, rows, n_in, n_out, dtype, seed)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("rows", "seed"), [(1, 0), (3, 1), (int4.FEW_ROWS + 1, 1)])
 def test_few_outputs_of_many_inputs_are_split(device: torch.device, rows: int, seed: int) -> None:
     """Three parts, of which the last is not full, and ends within a group."""

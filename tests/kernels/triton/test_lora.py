@@ -70,6 +70,7 @@ def run(
     return y, expected, before
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("workload", "rows", "dtype"),
     sized(
@@ -87,6 +88,7 @@ def test_the_operator_equals_a_dense_computation(gpu: Gpu, dtype: torch.dtype, w
         assert_close(y, expected)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("site", "rank"),
     sized(
@@ -99,6 +101,7 @@ def test_every_rank_at_every_site(gpu: Gpu, rank: int, site: int) -> None:
     assert_close(y, expected)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("parts", "block_m"),
     sized(gpu=list(itertools.product((1, 2, 5), (16, 32, 64, 128))), interpreted=[(2, 16), (5, 32), (1, 64), (2, 128)]),
@@ -108,6 +111,7 @@ def test_chunks_and_parts_of_any_size(gpu: Gpu, block_m: int, parts: int) -> Non
     assert_close(y, expected)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("block_m", sized(gpu=(16, 64, 128), interpreted=(64,)))
 def test_a_prompt_of_one_adapter_beside_rows_of_others(gpu: Gpu, block_m: int, dtype: torch.dtype) -> None:
@@ -132,6 +136,7 @@ def test_a_row_does_not_depend_on_its_neighbours(gpu: Gpu) -> None:
     assert_same(alone[:4], beside[:4])
 
 
+@pytest.mark.numeric
 def test_more_adapters_than_before_with_the_same_launch(gpu: Gpu) -> None:
     """A captured graph: the grid stays, the table changes (SGLang #28371 dropped segments here)."""
     few, expected_few, _ = run(loaded_of(gpu), [0] * 8, pad=7)  # 1 chunk of a grid of 8
@@ -148,6 +153,7 @@ def test_a_cleared_slot_adds_nothing(gpu: Gpu, dtype: torch.dtype) -> None:
     assert_same(y, before)
 
 
+@pytest.mark.numeric
 def test_the_schedules_agree(gpu: Gpu) -> None:
     """The same rows as single ones and in a chunk: vector arithmetic and tensor cores."""
     loaded = loaded_of(gpu, ((16, 5, MAX_RANK),))

@@ -37,6 +37,7 @@ SHARES = ((0.0, 0, 0), (0.3, 0, 64), (1.0, 64, 0), (0.3, 55, 48))
 STEPS = sized(gpu=24, interpreted=2)
 
 
+@pytest.mark.numeric
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "host_pages", "host_rows"), SHARES)
 @pytest.mark.parametrize("dtype", sized(gpu=("bf16", "int4"), interpreted=("fp32",)))

@@ -23,6 +23,7 @@ from harness.family_shapes import OTHER_FAMILIES, SLOW_FAMILIES, shape_of
 from harness.int4 import rounded_to_int4
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, as_tensor, make_step, write_model
+from harness.numerics import near, within
 from harness.waiting import PATIENCE_S
 from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu import INT8, CallRefused, Library, ModelStruct, StepStruct, load
@@ -279,6 +280,7 @@ def scripts(draw: st.DrawFn, whole: list[Sequence], least: int = 1) -> Script:
     return script
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("family", "level"), with_levels((family,) for family in (*FAMILIES, *OTHERS)))
 def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], family: str, level: str) -> None:
     stage, whole = stage_of(family), mixed_batch()
@@ -286,7 +288,7 @@ def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], fami
     native = play(stage.native(level, "fp32"), whole, script, list(range(PAGES)), 16)
     expected = stage.expected()
     for key, row in native.items():
-        assert (row - expected[key]).abs().max() <= 5e-4, key
+        near("fp32: cpu executor beside the reference", row, expected[key], 5e-4)
 
 
 def error(stage: Stage, level: str, dtype: str) -> float:
@@ -299,15 +301,17 @@ def error(stage: Stage, level: str, dtype: str) -> float:
     return float(errors.square().mean().sqrt() / torch.stack([expected[key] for key in native]).std())
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_bf16_int8_and_int4_are_near_the_reference(
     stage_of: Callable[[str], Stage], family: str, dtype: str, level: str
 ) -> None:
-    assert error(stage_of(family), level, dtype) < 0.02
+    within(f"{dtype}: error of the spread of logits", error(stage_of(family), level, dtype), 0.02)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["llama", "qwen3", "windows"])
 @pytest.mark.parametrize(("dtype", "bound"), [("fp32+int4", 0.01), ("bf16+int4", 0.25)])
 @pytest.mark.parametrize("level", LEVELS)
@@ -317,9 +321,10 @@ def test_kv_in_int4_is_near_the_reference_with_kv_rounded_to_it(
     """In fp32 the error is 3e-6 of the logits' spread; one number between two steps that is rounded to the other makes
     it more, and with bf16 there are many.
     """
-    assert error(stage_of(family), level, dtype) < bound
+    within(f"{dtype} KV: error of the spread of logits", error(stage_of(family), level, dtype), bound)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_sparse_attention_is_the_references_over_the_best_keys(
@@ -332,7 +337,7 @@ def test_sparse_attention_is_the_references_over_the_best_keys(
     monkeypatch.setattr(torch, "softmax", softmax_of_the_best)
     expected = play(stage.reference(), whole, script, list(range(PAGES)), 16)
     for key, row in native.items():
-        assert (row - expected[key]).abs().max() <= 5e-4, key
+        near("fp32: sparse attention beside the reference", row, expected[key], 5e-4)
     assert max(float((row - all_keys[key]).abs().max()) for key, row in native.items()) > 0.1
 
 

@@ -12,6 +12,7 @@ import pytest
 from triton.runtime.interpreter import GridExecutor
 
 from harness import interpreter
+from harness.numerics import near
 from weft.domain.model.spec import ModelSpec
 from weft.domain.request import FinishReason, PooledState, PromptLogprobs, Sampling, Stop
 from weft_runner.core import BatchLimits, PoolLimits, check_pool
@@ -162,6 +163,7 @@ def test_a_prompt_in_chunks_beside_decode_is_the_references(pair_of):
     same(pair, "x", "y")
 
 
+@pytest.mark.numeric
 @pytest.mark.slow
 def test_penalties_masks_and_log_probabilities_are_the_references_and_no_step_waits_for_them(pair_of):
     pair = pair_of()
@@ -175,7 +177,7 @@ def test_penalties_masks_and_log_probabilities_are_the_references_and_no_step_wa
     same(pair, "repeated", "penalised", "told", "masked")
     told = [[one for e in d.events if e.request_id == "told" for one in e.logprobs] for d in pair]
     ours, theirs = ([one.logprob for one in each] for each in told)
-    assert ours == pytest.approx(theirs, rel=0, abs=1e-4)
+    near("fp32: log probabilities of the cuda executor", ours, theirs, 1e-4)
     assert pair[0].engine.executor.followed == len(pair[0].batches) - 1
 
 
@@ -189,6 +191,7 @@ def beside_one_that_decodes(pair: tuple[Any, Any], sampling: Sampling, n_tokens:
     assert pair[0].engine.executor.followed
 
 
+@pytest.mark.numeric
 @pytest.mark.slow
 def test_log_probabilities_of_a_prompt_are_the_references_beside_rows_that_decode(pair_of):
     pair = pair_of()
@@ -201,7 +204,7 @@ def test_log_probabilities_of_a_prompt_are_the_references_beside_rows_that_decod
     for (key, first, one), (its_key, its_first, other) in zip(ours, theirs, strict=True):
         assert (key, first, [t for t, _ in one.top]) == (its_key, its_first, [t for t, _ in other.top])
         found, expected = ([each.logprob, *(v for _, v in each.top)] for each in (one, other))
-        assert found == pytest.approx(expected, abs=1e-4)
+        near("fp32: log probabilities of the cuda executor", found, expected, 1e-4)
 
 
 @pytest.mark.slow
@@ -241,6 +244,7 @@ def test_warming_up_leaves_nothing_behind(pair_of):
     same(pair, "x")
 
 
+@pytest.mark.numeric
 @pytest.mark.slow
 def test_hidden_states_are_the_references_beside_rows_that_decode(pair_of):
     pair = pair_of()
@@ -248,4 +252,5 @@ def test_hidden_states_are_the_references_beside_rows_that_decode(pair_of):
     ours, theirs = ({e.request_id: e.vector for e in each} for each in events(pair, PooledState))
     assert set(ours) == set(theirs) == {"long", "short"}
     for key, vector in ours.items():
-        assert np.frombuffer(vector, "<f4") == pytest.approx(np.frombuffer(theirs[key], "<f4"), abs=1e-4)
+        found, expected = (np.frombuffer(each, "<f4") for each in (vector, theirs[key]))
+        near("fp32: hidden states of the cuda executor", found, expected, 1e-4)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.numerics import near
 from harness.ranks import on_threads
 from weft_kernels.plan import plan_rows
 from weft_runner.model import Partition, StepInput, StepRow, map_tensors
@@ -87,6 +88,7 @@ def step_of(ranks: dict[int, int]) -> StepInput:
     return StepInput([7 * i % 61 for i in range(len(slots))], tuple(rows), plan_rows(slots, ranks))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_split_model_gives_the_logits_of_the_whole(model, size):
     """Mixed ranks, subsets of modules, fewer ranks of an adapter than devices, fewer key-value heads than devices."""
@@ -103,5 +105,5 @@ def test_a_split_model_gives_the_logits_of_the_whole(model, size):
         return ReferenceExecutor(part.local, weights, kv, table, group).run(step_of(ranks))
 
     whole, told = logits(SingleProcessGroup()), on_threads(size, logits)
-    assert torch.allclose(told[0], whole, rtol=0, atol=2e-5)
+    near("fp32: ranks beside one process", told[0], whole, 2e-5)
     assert torch.equal(torch.stack(told[1:]), told[0].view(5, size, -1).permute(1, 0, 2)[1:])
