@@ -28,6 +28,7 @@ from weft_kernels.cpu import LEVEL_VARIABLE, load
 ROOT = Path(__file__).parents[2]
 VARIABLE = "WEFT_NUMERICS_RECORDS"
 MIN_MARGIN = 1.5
+MARKS = "numeric and not long and not (slow and gpu)"  # whole models under Triton's interpreter take minutes
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # torch itself, what it multiplies matrices with (oneDNN in bf16, MKL in fp32), and what numpy does.
 CHOICES = {
@@ -81,12 +82,17 @@ def run(environment: dict[str, str], arguments: Sequence[str]) -> tuple[int, lis
     """Run the tests in an environment. Returns pytest's exit code, and what they measured."""
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "records"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "numeric and not long"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKS]
         variables = {name: value for name, value in os.environ.items() if name not in (*CHOICES, LEVEL_VARIABLE)}
         variables |= environment | {VARIABLE: str(records)}
-        ended = subprocess.run([*command, *arguments], cwd=ROOT, env=variables, check=False)
+        ended = subprocess.run([*command, *(arguments or marked())], cwd=ROOT, env=variables, check=False)
         lines = records.read_text().splitlines() if records.exists() else []
         return ended.returncode, [Measured(*json.loads(line)) for line in lines]
+
+
+def marked() -> list[str]:
+    """Name the files with tests marked `numeric`: collecting all tests would take longer than running these."""
+    return [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.numeric" in path.read_text()]
 
 
 def table(measured: dict[str, list[Measured]]) -> tuple[list[str], float]:

@@ -24,13 +24,15 @@ from harness.quickstart import BASE, QUICKSTART, TASK_OF, tasks, tokenizer
 from harness.random_models import FAMILIES, OracleModel, Rows, native_executor, random_model
 
 PAGES, PAGE_TOKENS = 1024, 16
-# Measured, and half as much again: CPUs of other numerics classes sum in other orders.
+# Twice the largest error of both sets of texts: CPUs of other numerics classes sum in other orders.
 MAXIMUM = {
-    "llama": 0.49, "mistral": 0.17, "qwen2": 0.23, "qwen3": 0.21, "granite": 0.23, "smollm3": 0.36, "olmo2": 0.13,
-    "olmo3": 0.25, "gemma2": 0.2, "gemma3": 1.0, "phi3": 0.07, "starcoder2": 0.77, "granite4": 0.14, "ministral3": 0.72,
-    "quickstart": 0.4,
+    "llama": 0.82, "mistral": 0.28, "qwen2": 0.31, "qwen3": 0.29, "granite": 0.31, "smollm3": 0.48, "olmo2": 0.17,
+    "olmo3": 0.34, "gemma2": 0.27, "gemma3": 1.4, "phi3": 0.1, "starcoder2": 1.0, "granite4": 0.21, "ministral3": 0.96,
+    "quickstart": 0.7,
 }  # fmt: skip
-MAX_STATED = 3.0  # twice our largest error, where that is at most as large as that of transformers, and half again
+MAX_STATED = (
+    3.0  # beside the largest error of transformers in bf16: ours is below 1.0 times that, the maximum twice ours
+)
 SEEDS = {"smollm3": 4, "granite4": 2}  # of models; 1 draws one of which transformers itself is far off
 
 
