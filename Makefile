@@ -75,7 +75,7 @@ explore: kernels  ## property tests and the simulator with fresh seeds; each fai
 	@$(HARNESS).explore $(if $(MINUTES),--minutes $(MINUTES)) $(EXPLORE_FLAGS)
 
 NUMERICS_FLAGS ?=
-test-numerics: kernels  ## the tests marked `numeric` with the arithmetic of other CPUs, one setting at a time, and the margin of each bound (20 minutes): NUMERICS_FLAGS=tests/oracle for a part
+test-numerics: kernels  ## the tests marked `numeric` with the arithmetic of other CPUs, one setting at a time, and the margin of each bound (50 minutes): NUMERICS_FLAGS=tests/oracle for a part
 	@$(HARNESS).numerics $(NUMERICS_FLAGS)
 
 flakes: kernels  ## files of integration, e2e and operator, least repeated first, on one core beside a busy loop, processes stopped for moments: MINUTES=60

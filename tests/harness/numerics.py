@@ -73,7 +73,7 @@ def record(name: str, value: float, bound: float) -> None:
 def settings() -> dict[str, dict[str, str]]:
     """Return the environment of each setting by its name; the first changes nothing but the number of threads."""
     one_thread = dict.fromkeys(THREADS, "1")
-    choices = CHOICES | {LEVEL_VARIABLE: load().levels}
+    choices = CHOICES | {LEVEL_VARIABLE: load().levels[1:]}
     changed = {f"{name}={value}": one_thread | {name: value} for name, values in choices.items() for value in values}
     return {"as it is": one_thread, **changed, "two threads": dict.fromkeys(THREADS, "2")}
 

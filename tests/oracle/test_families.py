@@ -95,7 +95,7 @@ def played(model: OracleModel, executor: Executor, seed: int, given: Texts) -> I
 
 @pytest.fixture(scope="module")
 def oracles(models) -> list[Oracle]:
-    """Of 16 texts for each model."""
+    """Compute 16 texts of each model."""
     made = list[Oracle]()
     for seed, model in zip(SEEDS, models, strict=True):
         given = texts(model, seed, 16)
@@ -129,7 +129,7 @@ def test_mixed_batches_of_any_adapters_are_as_near_fp64_as_transformers(models, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_of_every_family_computes_in_fp64_alone(family):
-    """`ExactModel` fails at a result in fp32; two seeds draw the kinds of rope."""
+    """`exact` fails at a result in fp32. The seeds draw several kinds of rope."""
     for seed in SEEDS:
         model = random_base(family, seed, **random_config(family, random.Random(f"{family} {seed}")))
         tokens = torch.arange(60)[None]
