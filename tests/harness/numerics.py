@@ -30,12 +30,11 @@ VARIABLE = "WEFT_NUMERICS_RECORDS"
 MIN_MARGIN = 1.5
 MARKS = "numeric and not long and not (slow and gpu)"  # whole models under Triton's interpreter take minutes
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# torch itself, what it multiplies matrices with (oneDNN in bf16, MKL in fp32), and what numpy does.
+# torch itself, and what it multiplies matrices with: oneDNN in bf16, MKL in fp32.
 CHOICES = {
     "ATEN_CPU_CAPABILITY": ("default", "avx2", "avx512"),
     "ONEDNN_MAX_CPU_ISA": ("SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16"),
     "MKL_ENABLE_INSTRUCTIONS": ("SSE4_2", "AVX2", "AVX512"),
-    "OPENBLAS_CORETYPE": ("Nehalem", "Haswell", "SkylakeX"),
 }
 
 

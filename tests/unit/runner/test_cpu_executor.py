@@ -126,7 +126,7 @@ class Stage:
         whole = mixed_batch()
         return play(self.reference(dtype), whole, prompts_then_tokens(whole), list(range(PAGES)), 16)
 
-    @cache  # noqa: B019 (as above)
+    @lru_cache(MAX_EXECUTORS)  # noqa: B019 (as above)
     def rounded_products(self, dtype: str) -> Logits:
         """The reference's as in `expected`, with inputs and outputs of the base's products in bf16. Read only."""
         whole, linear = mixed_batch(), torch.nn.functional.linear
@@ -156,7 +156,7 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         return Stage(files, read_spec(files["config.json"]))
 
     yield make
-    for made in (Stage.native, Stage.reference, Stage.expected, Stage._adapter):
+    for made in (Stage.native, Stage.reference, Stage.expected, Stage.rounded_products, Stage._adapter):
         made.cache_clear()
 
 
