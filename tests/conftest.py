@@ -42,8 +42,8 @@ settings.register_profile(
     "weft", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True,
     database=None,
 )  # fmt: skip
-# Hypothesis also draws constants from the source of every local module that is imported by then. A worker process
-# imports other modules in each run, so a seed would draw other inputs.
+# Hypothesis draws constants from the source of all local modules in sys.modules. The modules differ from worker to
+# worker and from run to run, so a seed would not fix the inputs.
 providers._get_local_constants = lambda: providers._local_constants
 # For whoever only asks whether a property holds (`make mutants`): finding the smallest example takes minutes.
 settings.register_profile("verdict", settings.get_profile("weft"), phases=[Phase.explicit, Phase.generate])

@@ -40,7 +40,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A value that `test` measured, which may be at most `bound`; bounds of one `name` are one row of the table."""
+    """A measured value of a test and its upper bound. The table has a row for each pair of name and bound."""
 
     test: str
     name: str

@@ -1,4 +1,4 @@
-"""The order in which the files of `make test` begin: costly files first, files that wait between files that compute.
+"""Order the test files: costly files first, waiting files mixed with computing files.
 
 A costly file that began last would leave one worker busy long after the others. A file of stacks waits for processes,
 so it shares a core with a file that computes. The order changes no result, only the length of a run.
