@@ -110,7 +110,7 @@ class Pair:
                 else:
                     self.wire = deque(
                         (to, item) for to, item in self.wire
-                        if not (isinstance(item, ev.SendKv) and item.request_id == request_id)
+                        if not (isinstance(item, ev.SendKv | KvComplete) and item.request_id == request_id)
                     )  # fmt: skip
             case Close(peer, reason):
                 self.sent.append(effect)
