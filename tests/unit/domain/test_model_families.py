@@ -23,6 +23,13 @@ def spec_of(family: Family | str, **change: Any) -> ModelSpec:
     return parse_spec({name: value for name, value in config.items() if value != "absent"})
 
 
+def test_a_family_without_factors_scales_nothing():
+    spec = spec_of("llama")
+    factors = (spec.embedding_scale, spec.residual_scale, spec.attention_scale, spec.logit_divisor)
+    assert factors == (1.0, 1.0, None, 1.0)
+    assert (spec.score_cap, spec.logit_cap) == (0.0, 0.0)
+
+
 @each_family
 def test_every_name_of_a_family_is_read_as_it(family):
     spec = spec_of(family)
