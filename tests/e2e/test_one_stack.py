@@ -227,13 +227,7 @@ def server(stack: Stack) -> Iterator[Server]:
         yield Server(stack.url, f"http://{stack.components()[runner]['probes']}/metrics", client)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        pytest.param(check, id=check.test, marks=pytest.mark.slow if number % 3 else ())  # the slow tier has them all
-        for number, check in enumerate(CHECKS)
-    ],
-)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.test)
 def test_a_request_of_vllms_tests_is_answered_as_listed(server: Server, check: Check) -> None:
     """What vLLM's test asserts holds, or the reply is what the list says instead."""
     check.run(server)

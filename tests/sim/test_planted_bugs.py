@@ -197,13 +197,7 @@ PLANTED: dict[Plant, tuple[str, int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        pytest.param(plant, id=plant.__name__, marks=pytest.mark.slow if number % 2 else ())
-        for number, plant in enumerate(PLANTED)
-    ],
-)
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     law, near = PLANTED[plant]
