@@ -15,7 +15,7 @@ from typing import Any
 from weft.api.template import amount
 
 INTENT = "serving.weft.dev/intent"
-SCALARS = (str, int, float, type(None))
+SCALARS = frozenset((str, int, float, bool, type(None)))
 
 # Lists that the API server merges by a key, so that others may add to them; every other list is somebody's as a whole.
 LIST_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -70,18 +70,13 @@ def matches(live: Mapping[str, Any], intent: Mapping[str, Any]) -> bool:
 
 def _matches(live: Any, intent: Any, field: str, quantity: bool) -> bool:
     quantity = quantity or field in QUANTITIES
-    if isinstance(intent, SCALARS):  # most values: `isinstance` of an ABC costs more than the rest
-        if quantity and isinstance(live, str | int):
-            return amount(live) == amount(intent)
-        return _same(live, intent)
-    if isinstance(intent, Mapping):
-        return isinstance(live, Mapping) and _mapping_matches(live, intent, quantity)
-    if isinstance(intent, Sequence):
-        return isinstance(live, Sequence) and not isinstance(live, str) and _list_matches(live, intent, field)
-    return _same(live, intent)
-
-
-def _same(live: Any, intent: Any) -> bool:
+    if type(intent) not in SCALARS:  # most values are scalars: `isinstance` of an ABC costs more than the rest
+        if isinstance(intent, Mapping):
+            return isinstance(live, Mapping) and _mapping_matches(live, intent, quantity)
+        if isinstance(intent, Sequence) and not isinstance(intent, str):
+            return isinstance(live, Sequence) and not isinstance(live, str) and _list_matches(live, intent, field)
+    if quantity and isinstance(live, str | int):
+        return amount(live) == amount(intent)
     return bool(live == intent) and isinstance(live, bool) == isinstance(intent, bool)
 
 
