@@ -112,6 +112,13 @@ def append(path: Path, lines: Iterable[Line]) -> None:
         out.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
 
 
+def write(path: Path, lines: Iterable[Line]) -> None:
+    """Replace a raw file. An interruption leaves the old file."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(json.dumps(asdict(line)) + "\n" for line in lines), encoding="utf-8")
+    new.replace(path)
+
+
 def read(path: Path) -> list[Line]:
     """Read all lines of a raw file, oldest first. Raises BadLine."""
     return [_parse(path, n, text) for n, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if text]
@@ -128,6 +135,23 @@ def newest(lines: Iterable[Line]) -> list[Line]:
 def missed(lines: Iterable[Line]) -> list[Line]:
     """Return the newest lines that have a target and do not meet it; unmeasured ones are among them."""
     return [line for line in newest(lines) if line.target is not None and line.met is not True]
+
+
+def told(line: Line) -> str:
+    """Return a figure as one line of text: case, metric, value with unit, and what it is compared with."""
+    value = "not measured" if line.value is None else f"{number(line.value)} {line.unit}".rstrip()
+    parts = [f"{line.case}: {line.metric}: {value}"]
+    parts += [f"{number(line.ratio)} of {number(line.baseline)}"] if line.ratio is not None else []
+    parts += [f"{line.bound_fraction:.0%} of the bound"] if line.bound_fraction is not None else []
+    parts += [f"target {line.target}: {'met' if line.met else 'missed'}"] if line.target is not None else []
+    return ", ".join(parts)
+
+
+def number(value: float | None) -> str:
+    """Return three significant digits; no decimals from 100 on. Empty without a value."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _parse(path: Path, number: int, text: str) -> Line:

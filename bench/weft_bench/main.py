@@ -5,10 +5,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from inspect import cleandoc
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,8 @@ from typing import Annotated
 import typer
 
 from weft.process import CannotStart
+from weft_bench.cases import BENCHMARKS, Benchmark
+from weft_bench.command import run, single
 from weft_bench.crowds import KINDS as CROWDS
 from weft_bench.errors import BenchFailed
 from weft_bench.lines import Line, append, missed, newest, read
@@ -177,27 +180,6 @@ def batch(
         of, folder = origin("tokenizers"), models or cache_dir()
         lines = bench.measure(shape, folder, tokens, repetitions, seed, of, complain)
         keep("batch", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
-def push(
-    model_shape: Annotated[str, typer.Option(help="small, m135 or mid: that random model.")] = "m135",
-    pushes: Annotated[int, typer.Option(min=1, help="Contents that are published, after one that warms up.")] = 100,
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """From an adapter's bytes to its first token: upload, publish, ask, through a whole stack.
-
-    Starts its own stack in a temporary data directory and stops it again; two minutes.
-    """
-    from weft_bench import push as bench
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
-
-    (shape,) = among("model-shape", model_shape, SHAPE_NAMES[1:])
-    with failures_told():
-        lines = bench.measure(shape, models or cache_dir(), pushes, origin("tokenizers"), complain)
-        keep("push", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -783,6 +765,19 @@ def side_channels(
         keep("side-channels", bench.__doc__ or "", lines, docs)
 
 
+def _add(name: str, benchmark: Benchmark) -> None:
+    """Add a row of the table of benchmarks. It parses its own options."""
+    words = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+    @app.command(name, help=cleandoc(benchmark.options.__doc__ or ""), add_help_option=False, context_settings=words)
+    def _command(context: typer.Context) -> None:  # pyright: ignore[reportUnusedFunction]
+        raise typer.Exit(run(name, context.args))
+
+
+for _name, _benchmark in BENCHMARKS.items():
+    _add(_name, _benchmark)
+
+
 @app.command()
 def check(docs: Docs = DEFAULT_DOCS) -> None:
     """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""
@@ -861,12 +856,3 @@ def failures_told() -> Generator[None]:
         typer.echo(f"error: {failure}", err=True)
     if failures:
         raise typer.Exit(1)
-
-
-def single(error: BaseException) -> Iterator[BaseException]:
-    """Return the exceptions in a group, and in groups in it."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from single(inner)
-    else:
-        yield error

@@ -8,19 +8,21 @@ random; the runner is idle otherwise. Client and stack share the cores.
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx2
 
+from weft_bench.cases import Push
 from weft_bench.cpu_engine import Sizes
-from weft_bench.cpu_models import adapter, base_model
+from weft_bench.cpu_models import adapter, base_model, cache_dir
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.errors import RequestFailed
-from weft_bench.lines import Line, Origin
+from weft_bench.lines import Line
 from weft_bench.path import percentile
 from weft_bench.path_shape import write_manifests
+from weft_bench.run import Run
 from weft_bench.stack import Stack
 from weft_cli.push import FILES, Publication, publish, upload
 
@@ -31,9 +33,10 @@ PAUSE_S = 0.005  # between two questions for a content that is not served yet
 CONFIG, WEIGHTS = FILES
 
 
-def measure(name: str, folder: Path, pushes: int, origin: Origin, progress: Callable[[str], None]) -> Iterator[Line]:
-    """Measure `pushes` pushes after one that warms up. Raises StackFailed, RequestFailed."""
-    shape = SHAPES[name]
+def figures(options: Push, run: Run) -> Iterator[Line]:
+    """Measure pushes after one that warms up. Raises StackFailed, RequestFailed."""
+    name, pushes, folder = options.model_shape, options.pushes, options.models or cache_dir()
+    origin, shape = run.origin("tokenizers"), SHAPES[name]
     sizes = Sizes(rows=8, slots=4, context_tokens=256, profile=False)
     uploaded, published, answered = list[float](), list[float](), list[float]()
     with TemporaryDirectory(prefix="weft-bench-") as scratch:
@@ -57,7 +60,7 @@ def measure(name: str, folder: Path, pushes: int, origin: Origin, progress: Call
                     at_publish = time.perf_counter()
                     _first_token(gateway, f"{model}@{stored['id']}")
                     done = time.perf_counter()
-                    progress(f"push {step} of {pushes}: {done - begun:.3f} s")
+                    run.say(f"push {step} of {pushes}: {done - begun:.3f} s")
                     if step:
                         uploaded.append(at_upload - begun)
                         published.append(at_publish - at_upload)
