@@ -120,7 +120,7 @@ def definitions_of(of: Definitions) -> list[Path]:
     """Find CRD files in Go's cache of modules. Raises ToolMissing."""
     go = shutil.which("go")
     if go is None:
-        raise ToolMissing("Go is not installed: see https://go.dev/dl")
+        raise ToolMissing("Go is not installed: apt-get install golang-go, or https://go.dev/dl")
     command = [go, "env", "GOMODCACHE"]
     root = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     folder = root / f"{of.module}@{of.version}"

@@ -38,7 +38,10 @@ def expect(action: Action, state: State, now: float) -> None:
         case UnpublishPool(ref=ref):
             _pool_left(ref, state, now)
             expected.published_at.pop(ref, None)
-            observed.pool_reports[str(ref)] = PoolStatus(0)
+            if state.desired.meta(ref) is None:  # deleted: nothing reads its report
+                observed.pool_reports.pop(str(ref), None)
+            else:
+                observed.pool_reports[str(ref)] = PoolStatus(0)
         case PublishAdapter(ref=ref, entry=entry):
             _adapter_left(ref, state, now, after=entry if entry.digest else None)
             expected.adapters[ref] = entry

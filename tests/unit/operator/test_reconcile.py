@@ -61,7 +61,7 @@ def test_nothing_is_kept_of_objects_that_are_deleted(serving: World) -> None:
         serving.remove(ref)
     parts = serving.observed, serving.expectations
     kept = {field.name for part in parts for field in fields(part) if getattr(part, field.name)}
-    assert kept <= {"retention", "pool_reports", "adapter_reports"}, "streams drain, and the scheduler speaks of them"
+    assert kept <= {"retention", "adapter_reports"}, "streams drain, and the scheduler speaks of them"
     assert not serving.desired.by_uid
     check_indexes(serving.desired)
 
