@@ -260,3 +260,21 @@ async def test_a_server_ends_one_peers_stream_with_the_reason_and_keeps_the_othe
         client.link.send(start("still here"))
         while await soon(server.heard.get()) != "still here":
             pass
+
+
+async def test_the_pause_between_attempts_doubles_up_to_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses_s = list[float]()
+
+    async def record(closed: Any, timeout_s: float) -> None:
+        closed.close()
+        pauses_s.append(timeout_s)
+        if len(pauses_s) == 7:
+            link.close()
+
+    async with channel(f"127.0.0.1:{free_port()}") as nobody:
+        stub: Any = runner_pb2_grpc.RunnerStub(nobody)
+        link = ClientStream[Any, Any]("test", stub.Session, hello=list, on_message=print)
+        monkeypatch.setattr("weft.wire.streams.random.uniform", max)
+        monkeypatch.setattr("weft.wire.streams.asyncio.wait_for", record)
+        await link.run()
+    assert pauses_s == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
