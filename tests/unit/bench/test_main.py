@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from weft_bench.errors import BenchFailed, NotInTime, StackFailed
 from weft_bench.main import app, failures_told, single
+from weft_stage.errors import BenchFailed, NotInTime, StackFailed
 
 
 def test_a_kubeconfig_that_is_none_is_told_in_a_line(tmp_path: Path) -> None:
