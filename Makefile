@@ -140,7 +140,7 @@ bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API ser
 GPU_PYTHON ?= python3
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
-GPU := PYTHONPATH=$(subst $(SPACE),:,$(abspath cli operator sim train kernels bench conformance devcluster tests $(wildcard services/*) .)) PYTHONUNBUFFERED=1 $(GPU_PYTHON)
+GPU := PYTHONPATH=$(subst $(SPACE),:,$(abspath cli operator sim train kernels bench tools/stage tools/trouble conformance devcluster tests $(wildcard services/*) .)) PYTHONUNBUFFERED=1 $(GPU_PYTHON)
 
 gpu-check:  ## tests marked `gpu` on this machine's GPU: kernels and the CUDA executor against plain torch
 	@$(GPU) -m harness.gpu_check $(GPU_FLAGS)

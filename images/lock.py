@@ -11,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CONTROL = ("kubernetes", "gateway", "scheduler", "encoder", "supervisor", "batch", "depot", "cli", "tracing")
 RUNNER = ("runner", "offload", "tracing")
-OWN = ("weft", "weft-bench", "weft-conformance", "weft-predictor-train")  # of this checkout, which have no hash
+# Of this checkout, which have no hash.
+OWN = ("weft", "weft-bench", "weft-conformance", "weft-predictor-train", "weft-tools")
 UP = ("operator", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "runner", "cli")
 
 

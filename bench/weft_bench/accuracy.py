@@ -20,16 +20,16 @@ from pathlib import Path
 import numpy as np
 
 from weft.domain.model.packed import int4_kv_group
-from weft_bench.cpu_models import base_model, files
 from weft_bench.cpu_shapes import SHAPES, prompts
-from weft_bench.errors import EngineRefused
-from weft_bench.gpu_models import StepOf, step_of
-from weft_bench.lines import Line, Origin
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.model import Array, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
+from weft_stage.cpu_models import base_model, files
+from weft_stage.errors import EngineRefused
+from weft_stage.gpu_models import StepOf, step_of
+from weft_stage.lines import Line, Origin
 
 # (dtype, kv_dtype, top_share) of the cpu executor, by what cases are called; the first is the baseline. int4 KV is left
 # out where heads have no groups for it.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft_bench.errors import NotLogged
+from weft_stage.errors import NotLogged
 
 WAIT_S = 15.0
 POLL_S = 0.05

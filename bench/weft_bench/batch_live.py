@@ -19,15 +19,15 @@ from typing import Any
 
 import httpx2
 
-from weft_bench import sse
 from weft_bench.cpu_engine import Sizes
-from weft_bench.cpu_models import base_model
 from weft_bench.cpu_shapes import SHAPES, prompts
-from weft_bench.errors import RequestFailed
-from weft_bench.lines import Line, Origin
 from weft_bench.path_shape import MODEL, write_manifests
 from weft_bench.row_caps import INTERACTIVE, LINE_TOKENS, PROMPT_TOKENS, TOKEN_TIMES, RuleRun, caps, figures
-from weft_bench.stack import Stack
+from weft_stage import sse
+from weft_stage.cpu_models import base_model
+from weft_stage.errors import RequestFailed
+from weft_stage.lines import Line, Origin
+from weft_stage.stack import Stack
 
 ROWS = 32  # sequences of the runner
 LINES = 2_000  # of a batch: more than can be answered while one cell is measured

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from weft_bench.lines import Line
+from weft_stage.lines import Line
 
 
 def charts(metrics: Sequence[str], lines: Iterable[Line]) -> list[str]:

@@ -7,10 +7,10 @@ from importlib import import_module
 
 from weft.process import CannotStart
 from weft_bench.cases import BENCHMARKS, DOCS
-from weft_bench.errors import BenchFailed
 from weft_bench.options import parse
 from weft_bench.page import write_page
 from weft_bench.run import Run
+from weft_stage.errors import BenchFailed
 
 
 def main(words: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from weft_bench import control_cases as cases
 from weft_bench.cpu_context import Bar
-from weft_bench.lines import Line, Origin
+from weft_stage.lines import Line, Origin
 
 
 @dataclass(frozen=True, slots=True)

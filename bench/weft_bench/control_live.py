@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from weft_bench.cpu_context import Bar
-from weft_bench.errors import NotInTime
-from weft_bench.lines import Line, Origin
-from weft_bench.process import cpu_s, resident_mb
-from weft_bench.stack import CONTROLLER, Stack, is_ready, quickstart
+from weft_stage.errors import NotInTime
+from weft_stage.lines import Line, Origin
+from weft_stage.process import cpu_s, resident_mb
+from weft_stage.stack import CONTROLLER, Stack, is_ready, quickstart
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 NAMESPACE = "acme"

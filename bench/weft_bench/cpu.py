@@ -41,8 +41,8 @@ from weft_bench.cpu_shapes import SHAPES
 from weft_bench.cpu_slots import slots_case
 from weft_bench.cpu_swap import swap_case
 from weft_bench.cpu_textgen import textgen_case
-from weft_bench.lines import Line, Origin
 from weft_kernels.cpu.threads import cpu_quota
+from weft_stage.lines import Line, Origin
 
 CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
     "decode": decode_case,

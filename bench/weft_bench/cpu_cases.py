@@ -7,8 +7,8 @@ from weft_bench.cpu_context import Context, Reporter
 from weft_bench.cpu_decode import PROMPT_TOKENS, Batch, alternating, base, decode, load_all, paired, prefill_s, whole_s
 from weft_bench.cpu_engine import Sizes
 from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, MIXED_RANKS, POPULARITIES, UNIFORM
-from weft_bench.lines import Line
 from weft_bench.roofline import prefill_work, retention_bound
+from weft_stage.lines import Line
 
 RETAINED = (IDENTICAL, UNIFORM, DISTINCT)
 PREFILL_ADAPTER = Batch(1, IDENTICAL)

@@ -10,11 +10,12 @@ from types import MappingProxyType
 from weft_bench.cpu_decode import Batch, Model
 from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, Subject
 from weft_bench.cpu_machine import Machine
-from weft_bench.cpu_models import base_model, files
 from weft_bench.cpu_shapes import RANK
 from weft_bench.gpu_amounts import SQUARE, Operator
-from weft_bench.lines import Line, Origin
-from weft_bench.roofline import BF16_BYTES, INT4_BYTES, Shape, Work, lora_bytes
+from weft_bench.roofline import INT4_BYTES, Work, lora_bytes
+from weft_stage.cpu_models import base_model, files
+from weft_stage.lines import Line, Origin
+from weft_stage.shapes import BF16_BYTES, Shape
 
 WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0, "int4": INT4_BYTES, "fp32": 4.0}
 SPARE = 1.5  # packed adapters are padded, and one comes while another still holds its pages

@@ -9,11 +9,12 @@ from statistics import median
 from typing import TypeVar
 
 from weft_bench.cpu_engine import Ask, Played, Subject
-from weft_bench.cpu_models import adapter
 from weft_bench.cpu_shapes import BASE, RANK, adapter_of_row, distinct, prompts, ranks_of
-from weft_bench.cpu_witness import Beat
-from weft_bench.errors import WrongAdapter
-from weft_bench.roofline import Shape, Work, adapter_work, decode_work
+from weft_bench.roofline import Work, adapter_work, decode_work
+from weft_stage.cpu_models import adapter
+from weft_stage.cpu_witness import Beat
+from weft_stage.errors import WrongAdapter
+from weft_stage.shapes import Shape
 
 Key = TypeVar("Key")
 PROMPT_TOKENS = 64

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from weft_bench.errors import EngineRefused
-from weft_bench.playing import Ask, Folders, Life, Played, Player
 from weft_runner.errors import RunnerError
 from weft_runner.settings import OffloadByHand, RunnerSettings, parse_settings
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
+from weft_stage.errors import EngineRefused
+from weft_stage.playing import Ask, Folders, Life, Played, Player
 
 __all__ = ["PAGE_TOKENS", "Ask", "Life", "Played", "Sizes", "Subject", "pages_of", "settings"]
 PAGE_TOKENS = 16

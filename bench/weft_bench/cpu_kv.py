@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_engine import PAGE_TOKENS
-from weft_bench.cpu_models import base_model, files
-from weft_bench.gpu_models import StepOf, step_of
-from weft_bench.lines import Line
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.model import NativeKvMemory, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
+from weft_stage.cpu_models import base_model, files
+from weft_stage.gpu_models import StepOf, step_of
+from weft_stage.lines import Line
 
 PROMPT_TOKENS = 512
 # (kv_dtype, top_share); the first is the baseline.

@@ -19,12 +19,8 @@ from weft.domain.model.spec import ModelSpec
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import Batch, alternating, base, paired
 from weft_bench.cpu_machine import MEMORY_BYTES
-from weft_bench.cpu_models import base_model, files
 from weft_bench.cpu_operator import DTYPES, GATHER, LARGEST_ERROR, LOOP, OURS, Sweep, native_library
 from weft_bench.cpu_shapes import BASE, POPULARITIES, RANK
-from weft_bench.errors import WrongAdapter
-from weft_bench.gpu_models import PROJECTIONS, Scale, StepOf, peft_tensors, step_of
-from weft_bench.lines import Line
 from weft_bench.lora_baselines import Adding, Dense, Weights, gather, loop
 from weft_bench.roofline import decode_work
 from weft_kernels.cpu.library import Library
@@ -32,6 +28,10 @@ from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.model import Checkpoint, LayerTensors, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.host_tensors import arrays_of, tensor_of
+from weft_stage.cpu_models import base_model, files
+from weft_stage.errors import WrongAdapter
+from weft_stage.gpu_models import PROJECTIONS, Scale, StepOf, peft_tensors, step_of
+from weft_stage.lines import Line
 
 SITES = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 PAGE_TOKENS = 16

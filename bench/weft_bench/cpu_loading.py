@@ -17,8 +17,7 @@ from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import PROMPT_TOKENS, Decoded, Model, base, decode
 from weft_bench.cpu_engine import Sizes, Subject
 from weft_bench.cpu_slots import MIB
-from weft_bench.lines import Line
-from weft_bench.path import percentile
+from weft_stage.lines import Line, percentile
 
 SUPERVISOR = Peer(Kind.SUPERVISOR, "bench")
 ROWS, SLOTS = 8, 4  # pinned adapters may hold all slots but one: an engine has one more

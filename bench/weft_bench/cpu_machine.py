@@ -12,11 +12,11 @@ from typing import Protocol
 
 import torch
 
-from weft_bench.lines import MACHINE, Line, Origin
 from weft_bench.roofline import Rates
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.threads import ThreadPool
+from weft_stage.lines import MACHINE, Line, Origin
 
 MEMORY_BYTES = 1 << 30  # beyond the caches of most machines
 WORKING_SETS = tuple(int(MEMORY_BYTES / 2 ** (step / 2)) for step in range(16, -1, -1))  # from 4 MiB on, two per octave

@@ -21,7 +21,7 @@ from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import PROMPT_TOKENS, alternating, paired, steady
 from weft_bench.cpu_engine import Ask, Sizes, Subject
 from weft_bench.cpu_shapes import prompts
-from weft_bench.lines import Line
+from weft_stage.lines import Line
 
 ROWS = 32
 SPECIAL = ("<unk>", "<s>", "</s>")

@@ -21,12 +21,8 @@ from weft_bench.charts import Point, roofline
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import alternating, paired
 from weft_bench.cpu_machine import GIGA, MEMORY_BYTES
-from weft_bench.errors import WrongAdapter
 from weft_bench.gpu_amounts import Batch, Operator
-from weft_bench.gpu_models import Scale, peft_tensors, spec_of
-from weft_bench.lines import MACHINE, Line, newest
 from weft_bench.lora_baselines import Adding, Dense, Weights, gather, loop
-from weft_bench.roofline import BF16_BYTES, Shape
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import HUGE, MappedMemory
@@ -35,6 +31,10 @@ from weft_kernels.cpu.threads import ThreadPool, cpu_quota
 from weft_runner.model import Partition
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.host_tensors import arrays_of
+from weft_stage.errors import WrongAdapter
+from weft_stage.gpu_models import Scale, peft_tensors, spec_of
+from weft_stage.lines import MACHINE, Line, newest
+from weft_stage.shapes import BF16_BYTES, Shape
 
 PROJECTION, SITE = "o_proj", 1
 SWEPT_BYTES = 512 << 20

@@ -10,7 +10,7 @@ from statistics import median
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_engine import PAGE_TOKENS, Ask, Sizes, Subject
 from weft_bench.cpu_shapes import prompts
-from weft_bench.lines import Line
+from weft_stage.lines import Line
 
 TOKENS, TAIL_TOKENS = 1024, 16  # that requests have in common, and of their own
 ROWS, ANSWER_TOKENS = 2, 16

@@ -14,9 +14,9 @@ from weft.domain.request import Priority
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import base
 from weft_bench.cpu_engine import Ask, Sizes, Subject
-from weft_bench.lines import Line
-from weft_bench.playing import Beside
 from weft_bench.row_caps import INTERACTIVE, LINE_TOKENS, PROMPT_TOKENS, TOKEN_TIMES, RuleRun, caps, figures
+from weft_stage.lines import Line
+from weft_stage.playing import Beside
 
 ANSWERS = 4  # times as many tokens as other cases decode
 

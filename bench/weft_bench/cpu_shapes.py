@@ -5,7 +5,7 @@ import random
 from collections import ChainMap
 from collections.abc import Sequence
 
-from weft_bench.roofline import Shape
+from weft_stage.shapes import Shape
 
 SHAPES = {
     "tiny": Shape(hidden=256, layers=4, heads=8, kv_heads=4, inner=704, vocab=4096),

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from weft_bench.cpu_context import Context, Reporter
 from weft_bench.cpu_engine import Ask, Sizes, Subject
 from weft_bench.cpu_shapes import RANK, drawn, prompts
-from weft_bench.cpu_witness import SlotLoad
-from weft_bench.lines import Line
-from weft_bench.path import percentile
 from weft_bench.roofline import lora_bytes
 from weft_bench.slot_parts import Parts, over_allowed, settled
+from weft_stage.cpu_witness import SlotLoad
+from weft_stage.lines import Line, percentile
 
 SLOTS, STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 16, 64, 32
 OVER = "TTFT without queueing p99 / (warm TTFT p99 + one load p99)"

@@ -16,11 +16,10 @@ from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import PROMPT_TOKENS, base
 from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, Subject
 from weft_bench.cpu_prefix import prefix_case
-from weft_bench.lines import Line
-from weft_bench.path import percentile
-from weft_bench.playing import Played
 from weft_runner.core import DropSwap, SwapDone, SwapFailed, SwapIn, SwapOut
 from weft_runner.shell.kv_swapper import KvSwapper
+from weft_stage.lines import Line, percentile
+from weft_stage.playing import Played
 
 ROWS, TOKENS = 8, 512
 EVERY = 4  # beats from the begin of one copy to that of the next, where it has ended by then

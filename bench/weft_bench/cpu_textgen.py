@@ -17,9 +17,8 @@ from weft_bench.cpu_context import Context
 from weft_bench.cpu_engine import Ask, Played, Sizes, Subject
 from weft_bench.cpu_shapes import BASE, DISTINCT, POPULARITIES, adapter_of_row, distinct, prompts
 from weft_bench.data import find, rows
-from weft_bench.errors import WrongAdapter
-from weft_bench.lines import Line
-from weft_bench.path import percentile
+from weft_stage.errors import WrongAdapter
+from weft_stage.lines import Line, percentile
 
 LENGTHS = "sharegpt_8k_lengths.csv.gz"
 BATCH, MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 32, 768, 256

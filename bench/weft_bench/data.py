@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weft_bench.errors import BadData
+from weft_stage.errors import BadData
 
 Value = TypeVar("Value")
 

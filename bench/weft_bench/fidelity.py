@@ -24,22 +24,22 @@ from typing import Any
 from weft.domain.machine import Kind
 from weft_bench.cpu_context import Bar, adapter_pages
 from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, pages_of
-from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
 from weft_bench.fidelity_costs import Model, calibrated
 from weft_bench.fidelity_engine import EngineCosts, measure, measure_beside
 from weft_bench.fidelity_live import Bodies, Live, LiveRun
-from weft_bench.lines import Line, Origin
-from weft_bench.path import WORDS
 from weft_bench.path_shape import NAMESPACE, write_manifests
-from weft_bench.roofline import Shape, lora_bytes
-from weft_bench.sse import Streamed
-from weft_bench.stack import UP, Stack, quickstart
+from weft_bench.roofline import lora_bytes
 from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import Costs
 from weft_sim.report import Served, quantile
 from weft_sim.simulate import PoolDescription
 from weft_sim.traces import poisson
+from weft_stage.cpu_models import adapter, base_model, files
+from weft_stage.lines import Line, Origin
+from weft_stage.shapes import Shape
+from weft_stage.sse import Streamed
+from weft_stage.stack import UP, WORDS, Stack, quickstart
 
 MODELS = ("quickstart", "m135", "m135 Unified", "m135 Split")
 LOADS = (25, 50, 80)
@@ -64,7 +64,7 @@ class Amounts:
 
 
 QUICK = Amounts(2, 4.0, 8, 4)
-THREAD_RUNNERS = ("weft_bench.runner_up", "weft_bench.thread_runner", "--")  # of one thread each
+THREAD_RUNNERS = ("weft_stage.runner_up", "weft_stage.thread_runner", "--")  # of one thread each
 EACH, WOKEN, SENT = ", each sequence", ": woken", " sent"
 BESIDE, THREADS = "step beside another's, of alone", "threads of a step"
 OTHER_COSTS = {

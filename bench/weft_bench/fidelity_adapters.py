@@ -26,11 +26,11 @@ from weft_bench.data import find, known, table
 from weft_bench.engine_request import EngineRequest
 from weft_bench.engine_simulation import EngineLimits, EngineSimulation, serve
 from weft_bench.fidelity_points import Array
-from weft_bench.lines import Line, Origin
 from weft_sim.performance.accelerator import accelerator
 from weft_sim.performance.architecture import Architecture, architecture
 from weft_sim.performance.models import efficiency
 from weft_sim.performance.roofline import AdapterCosts, Efficiency, Roofline
+from weft_stage.lines import Line, Origin
 
 RUNS, PROBES = "bsc_multilora_runs.csv.gz", "bsc_engine_points.csv.gz"
 MODELS = {"llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B", "qwen-2.5-7b-instruct": "Qwen/Qwen2.5-7B"}

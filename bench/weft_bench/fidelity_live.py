@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from weft_bench import sse
-from weft_bench.stack import CONTROLLER, Stack
 from weft_sim.traces import TraceArrival
+from weft_stage import sse
+from weft_stage.stack import CONTROLLER, Stack
 
 CLIENT, RUNNER, ENGINE = "client", "runner", "engine"  # beside gateway, scheduler, supervisor, predictor, depot
 SETTLED_S = 0.1  # after an answer: outcomes are stored, reports are through

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from weft_bench import fidelity, fidelity_adapters, fidelity_silicon, fidelity_vllm
 from weft_bench.cpu_context import Bar
-from weft_bench.errors import BenchFailed
-from weft_bench.lines import Line, Origin
+from weft_stage.errors import BenchFailed
+from weft_stage.lines import Line, Origin
 
 PARTS = ("silicon", "vllm", "adapters")
 ABOUT = "\n\n".join(

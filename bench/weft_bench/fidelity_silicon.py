@@ -20,10 +20,10 @@ from weft_bench.cpu_context import Bar
 from weft_bench.data import find, table
 from weft_bench.fidelity_fit import Fitted, fit, ratios, toml
 from weft_bench.fidelity_points import COLUMNS, Array, Point, play, points
-from weft_bench.lines import Line, Origin
 from weft_sim.performance.accelerator import accelerator
 from weft_sim.performance.architecture import architecture
 from weft_sim.performance.roofline import Efficiency, Roofline
+from weft_stage.lines import Line, Origin
 
 FILE = "silicon_dense_h100_h200.csv.gz"
 METRICS = ("TTFT", "TPOT", "end to end")

@@ -20,11 +20,11 @@ from weft_bench.engine_request import EngineRequest
 from weft_bench.engine_simulation import EngineLimits, EngineSimulation, serve
 from weft_bench.fidelity_fit import PRIORS
 from weft_bench.fidelity_points import Array
-from weft_bench.lines import Line, Origin
 from weft_sim.performance.accelerator import accelerator
 from weft_sim.performance.architecture import architecture
 from weft_sim.performance.models import efficiency, kv_tokens
 from weft_sim.performance.roofline import Efficiency, Roofline
+from weft_stage.lines import Line, Origin
 
 FILES = "llmservingsim_vllm_*.csv.gz"
 NAME = re.compile(r"llmservingsim_vllm_(?P<device>[a-z0-9]+)_(?P<model>[a-z0-9_]+?)(?:_tp(?P<ranks>\d+))?\.csv")

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft_bench.errors import OutOfTime
 from weft_bench.gpu_amounts import SHAPES, TINY, Amounts
 from weft_bench.gpu_page import DOCS, raw_path, write_page
-from weft_bench.lines import Line, append
-from weft_bench.machine import without_folders
+from weft_stage.errors import OutOfTime
+from weft_stage.lines import Line, append
+from weft_stage.machine import without_folders
 
 # Cases, each `measure` of a module gpu_CASE: what a run that is cut should leave comes first.
 # With its share of the time that is left where it begins: what a case leaves is the others'.
@@ -103,9 +103,9 @@ def measure(
 ) -> list[str]:  # fmt: skip
     """What the machine gives, then the cases; those that broke off or were not begun. `ends`: by time.monotonic."""
     from weft_bench.gpu_context import Context
-    from weft_bench.gpu_device import find, origin
     from weft_bench.gpu_machine import TINY_SIZES, Sizes, measured
     from weft_bench.gpu_timing import timer
+    from weft_stage.gpu_device import find, origin
 
     gpu = find()
     origin_, times, broken = origin(gpu, command), timer(gpu.device), list[str]()

@@ -14,7 +14,8 @@ from weft_bench.cpu_shapes import (
     distinct,
     ranks_of,
 )
-from weft_bench.roofline import BF16_BYTES, Shape, Work
+from weft_bench.roofline import Work
+from weft_stage.shapes import BF16_BYTES, Shape
 
 SHAPES = {
     "8B": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, inner=14336, vocab=128256),  # Llama 3.1 8B

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from weft_bench.gpu_context import Context
-from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_placed import Deck
 from weft_kernels.triton.attention import DecodeScratch, prepare_decode
 from weft_runner.model.cuda.attention import LONG_SPLITS, attention_splits
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_placed import Deck
 
 PAGE_TOKENS = 16
 GIGA = 1e9

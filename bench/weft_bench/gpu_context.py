@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft_bench.errors import OutOfTime
 from weft_bench.gpu_amounts import Amounts
-from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_machine import Machine
 from weft_bench.gpu_page import TARGETS
 from weft_bench.gpu_timing import Timer, Times
-from weft_bench.lines import Line, Origin
+from weft_stage.errors import OutOfTime
+from weft_stage.gpu_device import Gpu
+from weft_stage.lines import Line, Origin
 
 PER_SECOND = {"us": 1e6, "ms": 1e3}
 

@@ -8,13 +8,7 @@ from typing import Self
 
 import torch
 
-from weft_bench.cpu_models import adapter
 from weft_bench.cpu_shapes import RANK
-from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_models import Numbers, random_weights, spec_of
-from weft_bench.gpu_placed import pages_needed
-from weft_bench.playing import Folders, Player
-from weft_bench.roofline import Shape
 from weft_runner.core import BatchLimits, PoolLimits, Runner
 from weft_runner.model import Executor, Partition
 from weft_runner.model.cuda.adapters import layout_of
@@ -23,6 +17,12 @@ from weft_runner.model.cuda.executor import CudaExecutor
 from weft_runner.model.cuda.executor import Sizes as ExecutorSizes
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, Output, Posted
+from weft_stage.cpu_models import adapter
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import Numbers, random_weights, spec_of
+from weft_stage.gpu_placed import pages_needed
+from weft_stage.playing import Folders, Player
+from weft_stage.shapes import Shape
 
 PAGE_TOKENS = 16
 

@@ -14,7 +14,11 @@ import torch
 from weft.domain.model.spec import ModelSpec
 from weft_bench.cpu_shapes import RANK
 from weft_bench.gpu_context import Context
-from weft_bench.gpu_models import (
+from weft_bench.gpu_page import ERROR, ERROR_RATIO
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.host_tensors import arrays_of
+from weft_runner.model.weights import ModelWeights
+from weft_stage.gpu_models import (
     PROJECTIONS,
     Numbers,
     Scale,
@@ -25,11 +29,7 @@ from weft_bench.gpu_models import (
     spec_of,
     step_of,
 )
-from weft_bench.gpu_page import ERROR, ERROR_RATIO
-from weft_bench.gpu_placed import Deck
-from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.host_tensors import arrays_of
-from weft_runner.model.weights import ModelWeights
+from weft_stage.gpu_placed import Deck
 
 PAGE_TOKENS, PAGES = 16, 512
 NAMES = ("base", "x", "y", "z")  # the base, and three adapters

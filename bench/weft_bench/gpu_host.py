@@ -100,9 +100,9 @@ def steps(model: str) -> Iterator[tuple[str, Callable[[], object]]]:
     import torch
 
     from weft_bench.gpu_amounts import SHAPES
-    from weft_bench.gpu_models import StepOf, random_tokens, spec_of, step_of
     from weft_runner.model.cuda import executor as executors
     from weft_runner.model.cuda import ops
+    from weft_stage.gpu_models import StepOf, random_tokens, spec_of, step_of
 
     def product(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor | None = None) -> torch.Tensor:
         return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)

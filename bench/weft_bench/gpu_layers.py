@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from weft_bench.gpu_amounts import SHAPES, Batch
-from weft_bench.gpu_device import find
 from weft_bench.gpu_steps import Loaded
+from weft_stage.gpu_device import find
 
 LAYERS, CONTEXT, WARM_UPS = 2, 512, 3
 

@@ -9,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from weft_bench.gpu_device import UNKNOWN, Gpu, smi
 from weft_bench.gpu_timing import Timer
-from weft_bench.lines import MACHINE, Line, Origin
 from weft_bench.roofline import Rates
+from weft_stage.gpu_device import UNKNOWN, Gpu, smi
+from weft_stage.lines import MACHINE, Line, Origin
 
 READ_BLOCK = 4096  # numbers of a load: 32 a thread
 READERS_PER_SM = 4

@@ -19,8 +19,6 @@ from weft.domain.model.spec import ModelSpec
 from weft.domain.model.tensors import model_tensors
 from weft_bench.cpu_shapes import RANK
 from weft_bench.gpu_context import Context
-from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_models import Numbers, StepOf, random_tokens, spec_of, step_of
 from weft_bench.roofline import decode_work, prefill_work
 from weft_runner.model import Array, Checkpoint, Partition, StepInput
 from weft_runner.model.cuda.device import CopyStream, PinnedMemory
@@ -29,6 +27,8 @@ from weft_runner.model.cuda.offload import OffloadCudaExecutor, activation_split
 from weft_runner.model.host_tensors import array_of
 from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.offload import Budgets
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import Numbers, StepOf, random_tokens, spec_of, step_of
 
 PAGE_TOKENS = 16
 SLACK = 2 << 30  # of a device, for two layers on their way, what torch's allocator rounds up and libraries work on

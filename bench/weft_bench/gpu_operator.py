@@ -10,12 +10,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from weft_bench.errors import WrongAdapter
 from weft_bench.gpu_amounts import Batch, Operator, punica_us
 from weft_bench.gpu_context import Context
-from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_page import BANDWIDTH, BEYOND_FLOOR
-from weft_bench.gpu_placed import Deck, pages_needed, row_offsets, rows_at
 from weft_bench.gpu_timing import Times
 from weft_bench.lora_baselines import Dense, gather, loop
 from weft_kernels.plan import plan_rows
@@ -23,6 +20,9 @@ from weft_kernels.triton.chunks import chunk_table
 from weft_kernels.triton.lora import ChunkTable, PartialSums, planes_of, prepare_expand, prepare_shrink
 from weft_kernels.triton.tables import Layout, LoraTables, SiteShape, SiteTables, SlotEntry
 from weft_runner.model.cuda.executor import DECODE_CHUNK
+from weft_stage.errors import WrongAdapter
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_placed import Deck, pages_needed, row_offsets, rows_at
 
 PAGE = 1 << 20  # numbers: a KV page of 16 tokens of an 8B model
 LARGEST_ERROR = 0.03  # of bf16 sums in another order, relative to the largest value

@@ -46,8 +46,8 @@ from typing import NamedTuple
 
 from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, POPULARITIES
 from weft_bench.gpu_amounts import PUNICA_TOKENS_S, SQUARE, STACKED, Amounts, Batch, punica_us
-from weft_bench.lines import Line, newest, read
 from weft_bench.render import page
+from weft_stage.lines import Line, newest, read
 
 DOCS = Path("docs/benchmarks")
 

@@ -17,8 +17,8 @@ import torch
 from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, RANK, adapter_of_row, prompts
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_engine import DeviceSubject, Sizes
-from weft_bench.playing import Ask
-from weft_bench.roofline import Shape
+from weft_stage.playing import Ask
+from weft_stage.shapes import Shape
 
 KINDS = (BASE, IDENTICAL, DISTINCT)
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

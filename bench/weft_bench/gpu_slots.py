@@ -11,9 +11,9 @@ from weft_bench.cpu_shapes import drawn, prompts
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_engine import DeviceSubject, Sizes
 from weft_bench.gpu_page import NO_CLIFF, NO_CLIFF_99
-from weft_bench.path import percentile
-from weft_bench.playing import Ask
 from weft_bench.slot_parts import Parts, over_allowed, settled
+from weft_stage.lines import percentile
+from weft_stage.playing import Ask
 
 
 def measure(context: Context) -> None:

@@ -12,23 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft_bench import sse
 from weft_bench.cpu_context import adapter_pages
 from weft_bench.cpu_engine import Sizes as PoolSizes
-from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import RANK
-from weft_bench.errors import OutOfTime, StackFailed
 from weft_bench.gpu_amounts import SHAPES
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_engine import DeviceSubject, Sizes
-from weft_bench.gpu_models import random_tokens
 from weft_bench.gpu_page import OF_ENGINE
 from weft_bench.gpu_streams import PREFILLS
-from weft_bench.path import percentile
 from weft_bench.path_shape import MODEL, NAMESPACE, write_manifests
-from weft_bench.playing import Ask
-from weft_bench.roofline import Shape, lora_bytes
-from weft_bench.stack import Stack
+from weft_bench.roofline import lora_bytes
+from weft_stage import sse
+from weft_stage.cpu_models import adapter, base_model
+from weft_stage.errors import OutOfTime, StackFailed
+from weft_stage.gpu_models import random_tokens
+from weft_stage.lines import percentile
+from weft_stage.playing import Ask
+from weft_stage.shapes import Shape
+from weft_stage.stack import Stack
 
 READY_S = 600.0  # of a slow and busy machine
 LOG_CHARS = 4000

@@ -19,21 +19,22 @@ import torch
 from weft.domain.model.spec import ModelSpec
 from weft.domain.request import Sampling
 from weft_bench.cpu_shapes import BASE, DISTINCT, POPULARITIES, RANK, ranks_of
-from weft_bench.cpu_witness import slots_of
-from weft_bench.errors import WrongAdapter
 from weft_bench.gpu_amounts import Batch
 from weft_bench.gpu_context import Context
-from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_kernels import kernel_times
 from weft_bench.gpu_machine import empties
-from weft_bench.gpu_models import Numbers, StepOf, random_tokens, random_weights, spec_of, step_of
 from weft_bench.gpu_page import ADDED, BANDWIDTH, BEYOND_BYTES, RATIO
-from weft_bench.gpu_placed import Deck, pages_needed, row_offsets
 from weft_bench.gpu_timing import MANY, Times
-from weft_bench.roofline import Shape, Work, adapter_work, decode_work, prefill_work
+from weft_bench.roofline import Work, adapter_work, decode_work, prefill_work
 from weft_runner.model import Partition, SamplingArgs, StepInput
 from weft_runner.model.cuda.adapters import PagedAdapter, PagedAdapterStore, layout_of
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_stage.cpu_witness import slots_of
+from weft_stage.errors import WrongAdapter
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import Numbers, StepOf, random_tokens, random_weights, spec_of, step_of
+from weft_stage.gpu_placed import Deck, pages_needed, row_offsets
+from weft_stage.shapes import Shape
 
 PAGE_TOKENS = 16
 GIB = 1 << 30

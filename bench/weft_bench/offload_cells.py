@@ -11,13 +11,13 @@ from weft_bench.cpu_context import WEIGHT_BYTES
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_machine import GIGA
 from weft_bench.cpu_shapes import BASE, DISTINCT
-from weft_bench.lines import Line
 from weft_bench.offload_model import MIN_BOUND_SHARE, Context, OffloadModel, executor_of
-from weft_bench.playing import Played
 from weft_bench.roofline import base_bytes
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile
 from weft_runner.model.tiers.weight_stream import THREADS
+from weft_stage.lines import Line
+from weft_stage.playing import Played
 
 READ_S = 1.5  # of a measurement of the disk
 RING_BYTES = 128 << 20

@@ -11,14 +11,14 @@ from weft_bench.cpu_context import WEIGHT_BYTES, adapter_pages
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_engine import Ask, Offload, Played, Sizes, Subject
 from weft_bench.cpu_machine import Machine
-from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import BASE, RANK, SHAPES, prompts
-from weft_bench.lines import Origin
 from weft_bench.roofline import Work, base_bytes
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.memory_estimate import available_memory
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.offload import OffloadFigures
+from weft_stage.cpu_models import adapter, base_model, files
+from weft_stage.lines import Origin
 
 PROMPT_TOKENS, TOKENS = 512, 32
 MIN_BOUND_SHARE = 0.8

@@ -10,14 +10,15 @@ from tempfile import TemporaryDirectory
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_engine import PAGE_TOKENS
 from weft_bench.cpu_shapes import DISTINCT, RANK, distinct, prompts
-from weft_bench.errors import PeerFailed
-from weft_bench.lines import Line
-from weft_bench.memory_group import MemoryGroup, forget, memory_group
 from weft_bench.offload_model import Context, OffloadModel
 from weft_bench.peers.compare import Load, checked
 from weft_bench.peers.worker import Worker
 from weft_bench.peers_bench import HERE, LLAMA_KINDS, converted
-from weft_bench.roofline import BF16_BYTES, kv_bytes
+from weft_bench.roofline import kv_bytes
+from weft_stage.errors import PeerFailed
+from weft_stage.lines import Line
+from weft_stage.memory_group import MemoryGroup, forget, memory_group
+from weft_stage.shapes import BF16_BYTES
 
 OURS, ACCELERATE, LLAMA = "weft", "accelerate", "llama.cpp"
 RUNTIME_BYTES = 512 << 20  # Python, torch and transformers before there is any weight: the largest of the three

@@ -12,9 +12,7 @@ from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_engine import PAGE_TOKENS
 from weft_bench.cpu_machine import GIGA
 from weft_bench.cpu_shapes import BASE, RANK
-from weft_bench.lines import Line
 from weft_bench.offload_model import MIN_BOUND_SHARE, Context, OffloadModel, executor_of
-from weft_bench.playing import Played
 from weft_runner.errors import NoPolicyFits
 from weft_runner.model import read_spec
 from weft_runner.model.cpu.machine_rates import measure_rates
@@ -33,6 +31,8 @@ from weft_runner.offload import (
     round_case,
     solve_ranks,
 )
+from weft_stage.lines import Line
+from weft_stage.playing import Played
 
 DEVICE_BATCH_TOKENS = 512
 MAX_BLOCK = 32

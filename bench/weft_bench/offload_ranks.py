@@ -6,10 +6,10 @@ from dataclasses import replace
 from weft_bench.cpu_context import WEIGHT_BYTES
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_engine import PAGE_TOKENS, pages_of
-from weft_bench.lines import Line
 from weft_bench.offload_model import Context, OffloadModel
-from weft_bench.playing import Played
 from weft_bench.roofline import base_bytes, kv_bytes
+from weft_stage.lines import Line
+from weft_stage.playing import Played
 
 SHARE = 0.4  # of the weights' bytes, a rank
 MIN_SPEEDUP = 1.8

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft_bench.audit_log import Writes
-from weft_bench.lines import Line, Origin
-from weft_bench.scrape import Sample, quantile, total
+from weft_stage.lines import Line, Origin
+from weft_stage.scrape import Sample, quantile, total
 
 MIB = 2**20
 # A finalizer, and one status that says everything: an adapter cannot be brought to Ready with fewer writes.

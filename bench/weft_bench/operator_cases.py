@@ -9,12 +9,12 @@ from typing import Any
 
 from weft_bench import operator as figures
 from weft_bench.audit_log import AuditLog, Writes
-from weft_bench.errors import NotInTime
-from weft_bench.following import Following, Object
-from weft_bench.operator_stage import ADAPTERS, CONNECTIONS, GROUP, POOL, POOLS, VERSION, Cluster, Stage, leads
-from weft_bench.played_runners import PlayedRunners
-from weft_bench.scrape import Sample, total
-from weft_bench.stack import is_ready
+from weft_stage.errors import NotInTime
+from weft_stage.following import Following, Object
+from weft_stage.operator_stage import ADAPTERS, CONNECTIONS, GROUP, POOL, POOLS, VERSION, Cluster, Stage, leads
+from weft_stage.played_runners import PlayedRunners
+from weft_stage.scrape import Sample, total
+from weft_stage.stack import is_ready
 
 OPERATOR = "weft-operator"
 SELECTOR = f"serving.weft.dev/pool={POOL}"

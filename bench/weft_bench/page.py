@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from weft_bench.cases import BENCHMARKS, PAGES
-from weft_bench.lines import Line, newest, number, read
+from weft_stage.lines import Line, newest, number, read
 
 MARK = "<!-- Everything below is written by `weft bench`. -->"
 HEAD = "| case | metric | value | ratio | of bound | target | run |\n|---|---|---:|---:|---:|---|---:|"

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft_bench.lines import Line, Origin
-from weft_bench.sse import Streamed
+from weft_stage.lines import Line, Origin, percentile
+from weft_stage.sse import Streamed
+from weft_stage.stack import WORDS
 
-WORDS = "the red fox jumps over seven lazy dogs while rain falls on green hills near an old stone bridge".split()
 RUNNER, GATEWAY, CLIENT = "runner", "gateway", "client"
 
 
@@ -90,9 +90,3 @@ def lines(origin: Origin, case: Case, answers: Sequence[Streamed], taken: Taken)
     yield line("CPU a request, runner", taken.cpu_s[RUNNER] / count * 1000, "ms")
     yield line("tokens a second of the gateway's CPU", tokens / taken.cpu_s[GATEWAY], "1/s")
     yield line("the client's CPU", taken.cpu_s[CLIENT] / taken.wall_s, "cores")
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the nearest-rank percentile of a non-empty sequence."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100) - 1))]

@@ -20,15 +20,15 @@ from typing import Any
 import tokenizers
 import yaml
 
-from weft_bench import sse
 from weft_bench.cpu_context import adapter_pages
 from weft_bench.cpu_engine import Ask, Sizes, Subject, pages_of
-from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
-from weft_bench.lines import Line, Origin
-from weft_bench.path import percentile
-from weft_bench.roofline import Shape, lora_bytes
-from weft_bench.stack import Stack
+from weft_bench.roofline import lora_bytes
+from weft_stage import sse
+from weft_stage.cpu_models import adapter, base_model, files
+from weft_stage.lines import Line, Origin, percentile
+from weft_stage.shapes import Shape
+from weft_stage.stack import Stack
 
 ADAPTERS, PROMPT_TOKENS, OUTPUT_TOKENS, REQUESTS_PER_STREAM = 8, 64, 64, 4
 MODEL, NAMESPACE = "base", "default"  # the adapters say that they were trained on "base"

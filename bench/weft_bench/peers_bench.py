@@ -28,11 +28,7 @@ from tempfile import TemporaryDirectory
 from weft_bench.cpu_context import WEIGHT_BYTES, Bar, adapter_pages
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_machine import Machine, meter
-from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import BASE, DISTINCT, EVERY_FAMILY, IDENTICAL, OTHER_FAMILIES, RANK
-from weft_bench.errors import PeerFailed
-from weft_bench.lines import Line, Origin
-from weft_bench.machine import without_folders
 from weft_bench.peers.compare import Load, Round, best, rounds, times_as_fast
 from weft_bench.peers.targets import (
     AMX,
@@ -52,10 +48,15 @@ from weft_bench.peers.targets import (
     target,
 )
 from weft_bench.peers.worker import Worker
-from weft_bench.roofline import Shape, Work, prefill_work
+from weft_bench.roofline import Work, prefill_work
 from weft_kernels.cpu import library
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.threads import cpu_quota
+from weft_stage.cpu_models import adapter, base_model
+from weft_stage.errors import PeerFailed
+from weft_stage.lines import Line, Origin
+from weft_stage.machine import without_folders
+from weft_stage.shapes import Shape
 
 HERE = Path(__file__).parent / "peers"
 OURS = "weft"

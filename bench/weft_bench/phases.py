@@ -19,16 +19,16 @@ from typing import Any
 
 from weft_bench.cpu_context import Bar, adapter_pages
 from weft_bench.cpu_engine import Sizes
-from weft_bench.cpu_models import adapter, base_model, cache_dir
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
-from weft_bench.errors import RequestFailed
 from weft_bench.fidelity_live import Bodies, Live, LiveRun
-from weft_bench.lines import Line, Origin
 from weft_bench.path_shape import MODEL, NAMESPACE, write_manifests
 from weft_bench.roofline import lora_bytes
 from weft_bench.s3_live import PATIENT, times
-from weft_bench.stack import Stack
 from weft_sim.report import quantile
+from weft_stage.cpu_models import adapter, base_model, cache_dir
+from weft_stage.errors import RequestFailed
+from weft_stage.lines import Line, Origin
+from weft_stage.stack import Stack
 
 SHAPE, ADAPTERS = "m135", 8
 MODES = ("Unified", "Split")
@@ -69,7 +69,7 @@ class LiveModel:
             manifests = write_manifests(
                 Path(scratch) / "manifests", self.base, self.adapters, SHAPES[SHAPE], self.sizes, pool
             )
-            up = ("weft_bench.runner_up", *runner, "--")
+            up = ("weft_stage.runner_up", *runner, "--")
             with Stack(manifests, Path(scratch) / "data", environment=PATIENT, up=up) as stack:
                 stack.wait_for_models()
                 yield stack
@@ -100,7 +100,7 @@ def figures(origin: Origin, *, quick: bool, seed: int, loads: Sequence[float], b
     case = f"{SHAPE}, {count} requests"
     rate, unified = 0.0, dict[float, LiveRun]()
     for mode in MODES:
-        with model.stack(two_runners(mode), "weft_bench.thread_runner") as stack:
+        with model.stack(two_runners(mode), "weft_stage.thread_runner") as stack:
             live = Live(stack)
             live.closed(mix.bodies[:STREAMS], STREAMS)  # every adapter in its slot, every path warm
             with bar(f"{mode}: all at once", 1) as advanced:

@@ -16,18 +16,18 @@ from dataclasses import replace
 
 from weft_bench.cpu_context import Bar
 from weft_bench.cpu_engine import pages_of
-from weft_bench.cpu_models import files
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.fidelity import Amounts, Case, calibrate, seen
 from weft_bench.fidelity_costs import Model
 from weft_bench.fidelity_engine import measure
 from weft_bench.fidelity_live import Live
-from weft_bench.lines import Line, Origin
 from weft_bench.phases import ADAPTERS, CHAT_ANSWER, QUICK_REQUESTS, SHAPE, STREAMS, live_model, mixed, poisson
 from weft_bench.s3_live import CALIBRATION
 from weft_kernels.cpu.threads import cpu_quota
 from weft_sim.report import Served, quantile
 from weft_sim.simulate import PoolDescription
+from weft_stage.cpu_models import files
+from weft_stage.lines import Line, Origin
 
 MECHANISMS = ("mixed", "continuous", "request")
 REQUESTS = 96

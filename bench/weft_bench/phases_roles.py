@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 
 from weft.domain.runner import RunnerRole
 from weft_bench.cpu_context import Bar
-from weft_bench.fault_streams import Ask, Difference, Stream, Streams, Token, difference, recorded
-from weft_bench.lines import Line, Origin
 from weft_bench.phases import CHAT_ANSWER, CHAT_PROMPT, live_model
-from weft_bench.reports import runners
-from weft_bench.stack import PATIENCE_S, Stack
+from weft_stage.lines import Line, Origin
+from weft_stage.reports import runners
+from weft_stage.stack import PATIENCE_S, Stack
+from weft_trouble.fault_streams import Ask, Difference, Stream, Streams, Token, difference, recorded
 
 ROUNDS, QUICK_ROUNDS = 10, 2
 CHATS = 6
@@ -42,10 +42,10 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
     """Raises BenchFailed."""
     model, chance, rounds = live_model(1024), random.Random(seed), QUICK_ROUNDS if quick else ROUNDS
     asks = [_asks(chance, model.names) for _ in range(rounds)]
-    with model.stack({"replicas": 1}, "weft_bench.thread_runner") as stack, bar("undisturbed answers", 1) as advanced:
+    with model.stack({"replicas": 1}, "weft_stage.thread_runner") as stack, bar("undisturbed answers", 1) as advanced:
         expected = asyncio.run(recorded(stack.url, [ask for chats, burst in asks for ask in (*chats, *burst)]))
         advanced(1)
-    with model.stack(POOL, "weft_bench.thread_runner") as stack:
+    with model.stack(POOL, "weft_stage.thread_runner") as stack:
         streams = list[Stream]()
         asyncio.run(
             recorded(stack.url, [_ask(chance, name, CHAT_PROMPT, 2) for name in model.names])

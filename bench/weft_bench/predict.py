@@ -25,8 +25,6 @@ import numpy as np
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
 from weft_bench.data import find, rows
-from weft_bench.errors import BenchFailed
-from weft_bench.lines import Line, Origin
 from weft_predictor.core import LengthModel
 from weft_predictor.core.encoder import class_of, tenths
 from weft_predictor.encoder_files import read_model
@@ -34,6 +32,8 @@ from weft_predictor.errors import BadData
 from weft_predictor_train.datasets import AnsweredPrompt
 from weft_predictor_train.evaluation import Report, evaluate
 from weft_predictor_train.training import EncoderOptions, Split, save_model, split, train, train_encoder_model
+from weft_stage.errors import BenchFailed
+from weft_stage.lines import Line, Origin
 
 MAXIMA = (512, 1_024, 2_048)
 UNBIASED = {"random", "pr5000"}  # the other sources of the Alpaca set were chosen by length or quality

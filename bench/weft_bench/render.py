@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, takewhile
 
 from weft_bench.charts import charts
-from weft_bench.lines import Line, newest
+from weft_stage.lines import Line, newest
 
 HEAD = (
     "| case | metric | value | unit | baseline | ratio | of bound | target | met | run |\n"

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft_bench.lines import Line
-from weft_bench.path import percentile
+from weft_stage.lines import Line, percentile
 
 INTERACTIVE = 2  # rows
 PROMPT_TOKENS, LINE_TOKENS = 16, 64  # of a line; a prompt that no step can take in one piece keeps no token time

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weft_bench.lines import Line, Origin, append, newest, read, told, write
-from weft_bench.machine import origin
+from weft_stage.lines import Line, Origin, append, newest, read, told, write
+from weft_stage.machine import origin
 
 LINE_S = 60.0  # between two messages of progress where standard error is no terminal
 

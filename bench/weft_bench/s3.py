@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from weft_bench.cpu_context import Bar
-from weft_bench.errors import BenchFailed
-from weft_bench.lines import Line, Origin, newest, read
+from weft_stage.errors import BenchFailed
+from weft_stage.lines import Line, Origin, newest, read
 
 LOADS = (1.6, 1.3, 1.0)
 # Each is a module `s3_PART` with `run(context)`; `pictures(lines)`, where it has one, draws the newest lines.

@@ -24,7 +24,6 @@ from weft.domain.machine import Received
 from weft.domain.prediction import Prediction
 from weft.domain.request import Start
 from weft_bench import charts
-from weft_bench.lines import Line
 from weft_bench.s3 import Context
 from weft_runner.core import Runner
 from weft_scheduler.core import Consolidated
@@ -35,6 +34,7 @@ from weft_sim.report import quantile
 from weft_sim.simulate import WARM_S, PoolDescription, deployment_of, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival, adapter_draw
+from weft_stage.lines import Line
 
 RUNNERS = 16
 SCALE = 15  # times are divided by it

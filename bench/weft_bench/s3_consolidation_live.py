@@ -26,17 +26,16 @@ import grpc.aio
 import yaml
 
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
-from weft_bench.errors import StackFailed
-from weft_bench.fault_stage import MODELS
-from weft_bench.fault_streams import Ask, Difference, Stream, Streams, difference, recorded
-from weft_bench.lines import Line
-from weft_bench.path import WORDS
-from weft_bench.reports import books, listed
 from weft_bench.s3 import Context
 from weft_bench.s3_consolidation import PEAK, Hour
-from weft_bench.stack import Stack, quickstart
-from weft_bench.trace_executor import trace_up
 from weft_sim.report import quantile
+from weft_stage.errors import StackFailed
+from weft_stage.lines import Line
+from weft_stage.reports import books, listed
+from weft_stage.stack import WORDS, Stack, quickstart
+from weft_stage.trace_executor import trace_up
+from weft_trouble.fault_stage import MODELS
+from weft_trouble.fault_streams import Ask, Difference, Stream, Streams, difference, recorded
 
 RUNNERS, BEST_BATCH, SEQUENCES = 3, 8, 10
 STEP_MS = 200

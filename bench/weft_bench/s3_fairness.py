@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
-from weft_bench.lines import Line
 from weft_bench.s3 import Context
 from weft_bench.s3_lengths import TRACES, Answered
 from weft_bench.s3_queue import MAX_TOKENS, POOL, capacity
 from weft_sim.report import Served, quantile
 from weft_sim.simulate import simulate
 from weft_sim.traces import TraceArrival
+from weft_stage.lines import Line
 
 TRACE = "ShareGPT"
 REQUESTS, QUICK_REQUESTS = 600, 40  # of each victim

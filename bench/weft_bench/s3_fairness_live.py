@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from weft_bench.cpu_models import cache_dir
 from weft_bench.fidelity import Case, calibrate, case_of, seen
 from weft_bench.fidelity_costs import Model
 from weft_bench.fidelity_engine import measure
 from weft_bench.fidelity_live import Live, LiveRun
-from weft_bench.lines import Line
 from weft_bench.s3 import Context
 from weft_bench.s3_fairness import FLOOD, MAX_TTFT_RATIO, TENANTS, TRACE
 from weft_bench.s3_lengths import TRACES, Answered
@@ -43,9 +41,11 @@ from weft_bench.s3_live import (
     with_prompts,
 )
 from weft_bench.s3_queue import MAX_TOKENS
-from weft_bench.stack import Stack
 from weft_sim.report import Served, quantile
 from weft_sim.traces import TraceArrival
+from weft_stage.cpu_models import cache_dir
+from weft_stage.lines import Line
+from weft_stage.stack import Stack
 
 REQUESTS, QUICK_REQUESTS = 60, 10  # of a victim
 LOAD = 0.5  # of its share, of a victim

@@ -27,21 +27,21 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from weft_bench import charts
-from weft_bench.cpu_models import cache_dir
-from weft_bench.errors import RequestFailed
 from weft_bench.fidelity import STREAMS, Amounts, Case, calibrate, case_of, seen
 from weft_bench.fidelity_costs import Model
 from weft_bench.fidelity_engine import measure
 from weft_bench.fidelity_live import Bodies, Live, LiveRun
-from weft_bench.lines import Line
 from weft_bench.path_shape import BUSY, NAMESPACE
 from weft_bench.path_shape import MODEL as BASE_MODEL
 from weft_bench.s3 import Context
 from weft_bench.s3_lengths import TRACES, Answered
 from weft_bench.s3_queue import LOWER, MAX_TOKENS, Outcome, arrival, summary, sustained
-from weft_bench.stack import Stack
-from weft_bench.trace_executor import TracedAnswer, trace_up, write_table
 from weft_sim.traces import TraceArrival
+from weft_stage.cpu_models import cache_dir
+from weft_stage.errors import RequestFailed
+from weft_stage.lines import Line
+from weft_stage.stack import Stack
+from weft_stage.trace_executor import TracedAnswer, trace_up, write_table
 
 MODEL = "m135"
 SCALES = {"LMSYS": 8, "ShareGPT": 8, "Alpaca": 4}  # tokens of the trace for each one here

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from weft.domain.machine import Kind
 from weft_bench import charts
-from weft_bench.lines import Line
 from weft_bench.s3 import Context
 from weft_bench.s3_hardware import GPT_3, GPT_J, LLAMA_13B, LLAMA_33B, NEOX, PAGE_TOKENS, Machine
 from weft_bench.s3_lengths import Answered, alpaca
@@ -27,6 +26,7 @@ from weft_sim.shells import RunnerShell
 from weft_sim.simulate import PoolDescription, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival
+from weft_stage.lines import Line
 
 MACHINES = (
     *(Machine(model) for model in (LLAMA_33B, NEOX, LLAMA_13B, GPT_J)),

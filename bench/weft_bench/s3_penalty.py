@@ -22,13 +22,11 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 
 from weft_bench.cpu_engine import PAGE_TOKENS, Subject
-from weft_bench.cpu_models import cache_dir
 from weft_bench.cpu_shapes import RANK, SHAPES
 from weft_bench.fidelity import Case, calibrate, case_of, seen
 from weft_bench.fidelity_costs import Model
 from weft_bench.fidelity_engine import measure
 from weft_bench.fidelity_live import Live
-from weft_bench.lines import Line
 from weft_bench.path_shape import BUSY
 from weft_bench.roofline import lora_bytes
 from weft_bench.s3 import Context
@@ -46,8 +44,10 @@ from weft_bench.s3_live import (
     with_prompts,
 )
 from weft_bench.s3_reservations import LIMITS, bucketed
-from weft_bench.stack import Stack
 from weft_sim.report import Served
+from weft_stage.cpu_models import cache_dir
+from weft_stage.lines import Line
+from weft_stage.stack import Stack
 
 TRACE = "LMSYS"
 TOGETHER = "copies and control plane, of generation time"

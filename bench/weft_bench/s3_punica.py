@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 
 from weft_bench.cpu_shapes import POPULARITIES, RANK, adapter_of_row
 from weft_bench.data import rows
-from weft_bench.lines import Line
-from weft_bench.roofline import Shape, lora_bytes
+from weft_bench.roofline import lora_bytes
 from weft_bench.s3 import Context
 from weft_bench.s3_hardware import LLAMA2_70B, LLAMA_7B, LLAMA_13B, PAGE_TOKENS, Machine
 from weft_sim.executor_model import StepTimes
 from weft_sim.simulate import PoolDescription, simulate
 from weft_sim.traces import TraceArrival
+from weft_stage.lines import Line
+from weft_stage.shapes import Shape
 
 REQUESTS, QUICK_REQUESTS = 1_000, 100
 BATCH = 32

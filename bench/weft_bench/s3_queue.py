@@ -16,12 +16,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from weft_bench import charts
-from weft_bench.lines import Line
 from weft_bench.s3 import Context
 from weft_bench.s3_lengths import TRACES, Answered, tau_of
 from weft_sim.report import Served, quantile
 from weft_sim.simulate import PoolDescription, simulate
 from weft_sim.traces import TraceArrival
+from weft_stage.lines import Line
 
 QUICK_REQUESTS, TARGET_REQUESTS = 300, 10_000
 CAPACITY_REQUESTS = 2_000  # all at once, for what fcfs sustains

@@ -31,7 +31,6 @@ from weft.domain.prediction import Prediction
 from weft.domain.request import Preempt
 from weft.wire.codec.scheduling import outcome_from_bytes
 from weft_bench import charts
-from weft_bench.lines import Line
 from weft_bench.s3 import Context
 from weft_bench.s3_lengths import TRACES, Answered
 from weft_sim.clock import Rank
@@ -40,6 +39,7 @@ from weft_sim.shells import RunnerShell, SupervisorShell
 from weft_sim.simulate import WARM_S, PoolDescription, deployment_of, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival
+from weft_stage.lines import Line
 
 REQUESTS = {"LMSYS": 500, "ShareGPT": 100, "Alpaca": 400}
 LIMITS = {"LMSYS": 512, "ShareGPT": 1_024, "Alpaca": 512}  # what clients ask for; longer answers are cut

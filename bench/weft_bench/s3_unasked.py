@@ -16,11 +16,11 @@ from dataclasses import replace
 from statistics import mean
 
 from weft.domain.prediction import Prediction
-from weft_bench.lines import Line
 from weft_bench.s3 import Context
 from weft_bench.s3_lengths import TRACES, Answered
 from weft_bench.s3_reservations import FIT, LIMITS, PAGE_TOKENS, QUICK, REQUESTS, Cell, bucketed, outcome_of
 from weft_sim.traces import TraceArrival
+from weft_stage.lines import Line
 
 POLICIES = ("calibrated", "no predictor", "pooled", "max")
 SERVED_BY = {"no predictor": "calibrated"}

@@ -8,9 +8,9 @@ The first request of each stream is left out: they come at once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft_bench.cpu_witness import SlotLoad
-from weft_bench.path import percentile
-from weft_bench.playing import Life, Played
+from weft_stage.cpu_witness import SlotLoad
+from weft_stage.lines import percentile
+from weft_stage.playing import Life, Played
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from weft_bench.charts import groups
 from weft_bench.cpu_context import Bar
-from weft_bench.errors import BenchFailed
-from weft_bench.lines import Line, Origin, newest, read
 from weft_sim.executor_model import StepTimes
 from weft_sim.report import quantile
 from weft_sim.simulate import PoolDescription, deployment_of, simulate
 from weft_sim.traces import TraceArrival
+from weft_stage.errors import BenchFailed
+from weft_stage.lines import Line, Origin, newest, read
 
 ADAPTERS, LOADS, SLOTS = (16, 64, 128), (0.5, 0.9), (8, 16, 32, 64, 128)
 UNBOUNDED = 0

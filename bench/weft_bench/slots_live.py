@@ -15,17 +15,17 @@ import yaml
 
 from weft_bench.cpu_context import Bar
 from weft_bench.cpu_engine import Sizes
-from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
-from weft_bench.errors import BenchFailed
 from weft_bench.fidelity import seen
 from weft_bench.fidelity_live import Bodies, Live, LiveRun
-from weft_bench.lines import Line, Origin
 from weft_bench.path_shape import NAMESPACE, write_manifests
-from weft_bench.roofline import Shape
 from weft_bench.slots import LONGEST, POOL, SATURATED, SHORTEST, TOKENS, TTFT, UNBOUNDED, named
-from weft_bench.stack import Stack
 from weft_sim.report import quantile
+from weft_stage.cpu_models import adapter, base_model
+from weft_stage.errors import BenchFailed
+from weft_stage.lines import Line, Origin
+from weft_stage.shapes import Shape
+from weft_stage.stack import Stack
 
 MODEL = "m135"
 ADAPTERS, BOUND = (32, 128), 8

@@ -31,13 +31,13 @@ from llguidance import LLMatcher
 from weft.domain.request import Sampling
 from weft_bench.accuracy import sentences
 from weft_bench.cpu_engine import Ask, Played, Sizes, Subject
-from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
-from weft_bench.errors import EngineRefused
-from weft_bench.lines import Line, Origin
 from weft_bench.speculate_arctic import arctic_figures
 from weft_bench.speculate_json import SCHEMA, forced_share, tokenizer
 from weft_runner.core import StepModel
+from weft_stage.cpu_models import adapter, base_model, files
+from weft_stage.errors import EngineRefused
+from weft_stage.lines import Line, Origin
 
 PARTS = ("quickstart", "again", "random", "json", "arctic")
 TASKS = {

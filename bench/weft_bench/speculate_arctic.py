@@ -9,15 +9,15 @@ from tempfile import TemporaryDirectory
 from weft.domain.ids import Epoch
 from weft.domain.request import Sampling, Start
 from weft_bench.cpu_engine import Ask, Subject
-from weft_bench.lines import Line, Origin
 from weft_bench.peers.replay import Answer, Replayed, replay
 from weft_bench.peers.worker import Worker
-from weft_bench.playing import SESSION
 from weft_kernels.cpu.library import load
 from weft_runner.core import Batch, Row, Search
 from weft_runner.core import Sequence as PoolSequence
 from weft_runner.core.drafts.drafter import Drafter
 from weft_runner.model.draft_search import NativeSearch
+from weft_stage.lines import Line, Origin
+from weft_stage.playing import SESSION
 
 WORKER = Path(__file__).parent / "peers" / "arctic_worker.py"
 MAX_GUESSES = 16  # of a step: the default of arctic-inference's plugin

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from weft_bench.cpu_context import Bar
-from weft_bench.errors import BenchFailed
-from weft_bench.lines import Line, Origin, newest, read
+from weft_stage.errors import BenchFailed
+from weft_stage.lines import Line, Origin, newest, read
 
 # Each is a module `splitwise_PART` with `run(context)`; `pictures(lines)`, where it has one, draws the newest lines.
 PARTS = ("compat", "batching", "budget", "throughput", "plan")

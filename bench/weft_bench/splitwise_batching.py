@@ -11,7 +11,6 @@ second are those within the paper's objectives.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from weft_bench.lines import Line
 from weft_bench.splitwise import SplitwiseContext
 from weft_bench.splitwise_paper import DGX_H100, OBJECTIVES, TRACES, drawn, lengths
 from weft_sim.planning.cluster import Cluster, Rules
@@ -21,6 +20,7 @@ from weft_sim.planning.objectives import counted_quantile
 from weft_sim.planning.search import PlanningProblem, simulate
 from weft_sim.planning.splitwise import BLOOM_176B, SPLIT
 from weft_sim.report import quantile
+from weft_stage.lines import Line
 
 MACHINES, RATES = 4, (4, 8)
 WHOLE = Rules("shortest_queue", Stepping("mixed"), SPLIT.transfer)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from math import floor
 
 from weft_bench import charts
-from weft_bench.lines import Line
 from weft_bench.splitwise import SplitwiseContext
 from weft_bench.splitwise_paper import DGX_H100, SYSTEMS, TRACES, lengths, most
 from weft_sim.planning.designs import MEASURES, Combination, Design, Measure
+from weft_stage.lines import Line
 
 BUDGET_H100, APART = 40, 5
 MOST = "most requests/s within the objectives"

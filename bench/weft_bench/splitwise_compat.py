@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from weft.domain.runner import RunnerRole
-from weft_bench.lines import Line
 from weft_bench.splitwise import SplitwiseContext
 from weft_sim.planning.cluster import Cluster, Rules
 from weft_sim.planning.machine import MachineKind
@@ -20,6 +19,7 @@ from weft_sim.planning.request import PlannedRequest
 from weft_sim.planning.splitwise import A100, BASELINE, BLOOM_176B, H100, SPLIT, HeapClock, machine_kind
 from weft_sim.report import quantile
 from weft_sim.traces import TraceArrival
+from weft_stage.lines import Line
 
 H, A = machine_kind(H100), machine_kind(A100)
 Machines = Sequence[tuple[MachineKind, RunnerRole]]

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Iterator
 
-from weft_bench.lines import Line
 from weft_bench.splitwise import SplitwiseContext
 from weft_bench.splitwise_paper import TRACES
 from weft_sim.planning.cluster import Rules
@@ -19,6 +18,7 @@ from weft_sim.planning.plan import families, plan
 from weft_sim.planning.search import PlanningProblem
 from weft_sim.planning.workload import Workload
 from weft_sim.traces import read
+from weft_stage.lines import Line
 
 MODEL, GPUS, RATE, REQUESTS = "meta-llama/Llama-3.1-70B", 4, 225, 8_000
 OBJECTIVES = (Objective.of("ttft", 0.9, 1.0), Objective.of("tbt", 0.99, 0.1))

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from math import inf
 
-from weft_bench.lines import Line
 from weft_bench.splitwise import SplitwiseContext
 from weft_bench.splitwise_paper import SYSTEMS, TRACES, drawn, lengths, problem
 from weft_sim.planning.designs import MEASURES, Combination
 from weft_sim.planning.search import Found, Frontier, PlanningProblem
+from weft_stage.lines import Line
 
 RATE = 70
 PUBLISHED: Mapping[str, int] = {  # machines for coding, of splitwise-sim's scripts

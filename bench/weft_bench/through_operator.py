@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 from weft_bench import operator as figures
 from weft_bench.audit_log import AuditLog
-from weft_bench.lines import Line
-from weft_bench.machine import origin
 from weft_bench.operator_cases import Bar, Bench
-from weft_bench.operator_stage import cluster, stage
+from weft_stage.lines import Line
+from weft_stage.machine import origin
+from weft_stage.operator_stage import cluster, stage
 
 PACKAGES = ("kopf", "kubernetes", "aiohttp")
 

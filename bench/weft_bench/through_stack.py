@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from weft_bench import sse
-from weft_bench.lines import Line
-from weft_bench.machine import origin
 from weft_bench.path import CASES, CLIENT, GATEWAY, RUNNER, Case, Taken, bodies, lines
-from weft_bench.stack import Stack, quickstart
+from weft_stage import sse
+from weft_stage.lines import Line
+from weft_stage.machine import origin
+from weft_stage.stack import Stack, quickstart
 
 BUSY, CPU = "weft_runner_busy_seconds_total", "process_cpu_seconds_total"
 COMPONENTS = (GATEWAY, RUNNER, "scheduler", "predictor", "supervisor", "depot", "batch")

@@ -22,12 +22,12 @@ import numpy as np
 from weft_bench import transfer_grpc
 from weft_bench.cpu_context import Bar
 from weft_bench.cpu_engine import Sizes, Subject
-from weft_bench.cpu_models import base_model, cache_dir, files
 from weft_bench.cpu_shapes import SHAPES, prompts
-from weft_bench.lines import Line, Origin
 from weft_bench.transfer_ends import PAGE_TOKENS, Carrier, Geometry, NoLayers, ReceiverEnd, SenderEnd, cpu_s, receiver
 from weft_kernels.plan import SegmentPlan
 from weft_runner.model import LocalKvMemory, StepInput, StepRow
+from weft_stage.cpu_models import base_model, cache_dir, files
+from weft_stage.lines import Line, Origin
 
 SHAPE = "m135"
 TOKENS, PROMPT_TOKENS = 512, 1024

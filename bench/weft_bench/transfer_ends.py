@@ -19,10 +19,10 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady
 from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.wire.tls import load_tls
-from weft_bench.errors import EngineRefused
 from weft_runner.core import OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model import KvMemory, LayerProgress, LocalKvMemory
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
+from weft_stage.errors import EngineRefused
 
 PAGE_TOKENS, POOL, PATIENCE_S = 16, "bench/bench", 60.0
 EPOCH, BASE_DIGEST = Epoch(1, 1), f"sha256:{0:064}"

@@ -78,7 +78,9 @@ def _build_go(missing: Sequence[tools.Tool], made: Path) -> None:
         return
     go = shutil.which("go")
     if go is None:
-        raise ToolMissing(f"Go is not installed, so {missing[0].name} is not built: apt-get install golang-go, or https://go.dev/dl")
+        raise ToolMissing(
+            f"Go is not installed, so {missing[0].name} is not built: apt-get install golang-go, or https://go.dev/dl"
+        )
     together = [tool for tool in missing if not tool.version]
     if together:
         command = [go, "build", *tools.go_flags(), "-o", f"{made}/", *(tool.package for tool in together)]

@@ -12,9 +12,9 @@ import pytest
 from harness.installation import Installation
 from harness.quickstart import adapter_manifest
 from harness.waiting import PATIENCE_S, eventually, wait_until
-from weft_bench.histories import Applied, Deleted, History, Read, SeenReady
-from weft_bench.through_histories import MODEL_DIGEST
 from weft_devcluster.api import is_so
+from weft_trouble.histories import Applied, Deleted, History, Read, SeenReady
+from weft_trouble.through_histories import MODEL_DIGEST
 
 TENANT, NAMES, LIVES, CONTENTS, READERS = "acme", ("kept-0", "kept-1"), 2, 3, 4
 PAUSE_S = 0.02  # of a client that was answered 404

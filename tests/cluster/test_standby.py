@@ -14,7 +14,7 @@ from harness.crowd import Crowd, assert_undisturbed, load, longest_pause
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import Case, sure_cases
 from harness.waiting import eventually
-from weft_bench.scrape import scrape, total
+from weft_stage.scrape import scrape, total
 
 pytestmark = needs_own("stops processes of a node and its API server")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.last_words import last_words
-from weft_bench.stack import Stack, quickstart
+from weft_stage.stack import Stack, quickstart
 
 
 @pytest.hookimpl(wrapper=True)

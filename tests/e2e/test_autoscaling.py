@@ -10,8 +10,8 @@ import yaml
 
 from harness.quickstart import DEMO, Case, copy_manifests
 from harness.waiting import PATIENCE_S, eventually
-from weft_bench.stack import Stack, is_ready
 from weft_cli.errors import CommandError
+from weft_stage.stack import Stack, is_ready
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from harness.crowd import assert_undisturbed, crowd
 from harness.quickstart import adapter_manifest, copy_manifests, sure_cases
 from harness.waiting import eventually
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

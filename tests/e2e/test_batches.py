@@ -15,7 +15,7 @@ from openai.types import Batch
 from harness.crowd import SLOW
 from harness.quickstart import ROOT, Case, copy_manifests, sure_cases
 from harness.waiting import eventually
-from weft_bench.stack import Stack, quickstart
+from weft_stage.stack import Stack, quickstart
 
 pytestmark = pytest.mark.slow
 

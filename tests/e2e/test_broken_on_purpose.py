@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from harness.postgres import needs_postgres
-from weft_bench.crowds import BODIES, BURSTS, FLOOD, IDLE, PROMPTS, SLOW_BODIES, SLOW_HEADS, SMALL
-from weft_bench.fault_streams import Difference
-from weft_bench.faults import Run, chosen
-from weft_bench.lines import Origin
-from weft_bench.soak import STACK
-from weft_bench.through_clients import measure as beside_crowds
-from weft_bench.through_faults import measure
-from weft_bench.through_histories import measure as histories
-from weft_bench.through_soak import measure as soak
+from weft_stage.lines import Origin
+from weft_trouble.crowds import BODIES, BURSTS, FLOOD, IDLE, PROMPTS, SLOW_BODIES, SLOW_HEADS, SMALL
+from weft_trouble.fault_streams import Difference
+from weft_trouble.faults import Run, chosen
+from weft_trouble.soak import STACK
+from weft_trouble.through_clients import measure as beside_crowds
+from weft_trouble.through_faults import measure
+from weft_trouble.through_histories import measure as histories
+from weft_trouble.through_soak import measure as soak
 
 pytestmark = pytest.mark.slow
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="disks are mounted and control groups made, as root")

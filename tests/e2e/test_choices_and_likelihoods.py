@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

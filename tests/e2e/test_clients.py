@@ -3,7 +3,7 @@
 import pytest
 
 from harness.clients import CLIENTS, Client, use
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 
 @pytest.mark.long

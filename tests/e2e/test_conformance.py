@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from harness.quickstart import QUICKSTART
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

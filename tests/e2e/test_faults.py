@@ -20,8 +20,8 @@ from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, lo
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.runner import RunnerBook
-from weft_bench.reports import runners
-from weft_bench.stack import Stack
+from weft_stage.reports import runners
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

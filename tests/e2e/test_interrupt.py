@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from harness.waiting import PATIENCE_S, wait_until
-from weft_bench.stack import Stack, quickstart
+from weft_stage.stack import Stack, quickstart
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from harness.waiting import eventually
-from weft_bench.stack import Stack, quickstart
+from weft_stage.stack import Stack, quickstart
 
 pytestmark = pytest.mark.slow
 

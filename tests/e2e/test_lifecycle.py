@@ -14,8 +14,8 @@ from harness.crowd import SLOW, assert_undisturbed, crowd
 from harness.quickstart import Case, adapter_manifest, copy_manifests, sure_cases, tasks
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.adapter import Tier
-from weft_bench.reports import runners
-from weft_bench.stack import Stack
+from weft_stage.reports import runners
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

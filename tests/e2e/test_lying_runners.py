@@ -19,8 +19,8 @@ from harness.waiting import PATIENCE_S, eventually
 from weft.domain.ids import Epoch
 from weft.domain.kv_transfer import KvComplete, KvHello, KvOffer
 from weft.wire.codec.kv_transfer import KvPages
-from weft_bench.linked_runner import RUNNER
-from weft_bench.stack import Stack
+from weft_stage.linked_runner import RUNNER
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

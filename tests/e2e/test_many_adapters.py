@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 from harness.quickstart import QUICKSTART, adapter_manifest, copy_manifests
 from harness.waiting import eventually
 from weft.domain.adapter import Tier
-from weft_bench.load import run
-from weft_bench.reports import runners
-from weft_bench.stack import Stack
+from weft_stage.load import run
+from weft_stage.reports import runners
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

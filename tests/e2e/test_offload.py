@@ -12,7 +12,7 @@ import yaml
 from harness.native_models import write_model
 from harness.quickstart import QUICKSTART
 from harness.waiting import PATIENCE_S, eventually
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import pytest
 from harness.quickstart import DEMO, Case
 from harness.vllm_requests import CHECKS
 from harness.vllm_requests.checks import SECONDS, Check, Server
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from harness.crowd import assert_undisturbed, finished
 from harness.quickstart import copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
-from weft_bench.reports import listed, runners
-from weft_bench.stack import Stack
+from weft_stage.reports import listed, runners
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

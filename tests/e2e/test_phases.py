@@ -11,7 +11,7 @@ from harness.crowd import SLOW, assert_undisturbed, crowd, finished, until_idle
 from harness.quickstart import copy_manifests, sure_cases
 from harness.roles import phases_apart
 from harness.waiting import PATIENCE_S, eventually
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

@@ -23,10 +23,10 @@ from harness.roles import phases_apart
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.kv_transfer import KvReady
 from weft.domain.runner import RunnerBook
-from weft_bench.errors import StackFailed
-from weft_bench.linked_runner import RUNNER, SHARED_MEMORY
-from weft_bench.reports import runners
-from weft_bench.stack import Stack
+from weft_stage.errors import StackFailed
+from weft_stage.linked_runner import RUNNER, SHARED_MEMORY
+from weft_stage.reports import runners
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 

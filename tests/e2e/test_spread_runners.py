@@ -14,8 +14,8 @@ from harness.hosts import two_hosts
 from harness.quickstart import copy_manifests, sure_cases
 from harness.waiting import eventually
 from weft.domain.runner import RunnerBook
-from weft_bench.reports import runners
-from weft_bench.stack import Stack
+from weft_stage.reports import runners
+from weft_stage.stack import Stack
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two runners of two stages of two tensor ranks each."""
     manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, parallelism={"pipeline": 2, "tensor": 2})
     with two_hosts() as hosts:
-        up = ("weft_bench.runner_up", "harness.spread_runner", hosts.address, hosts.other, " ".join(hosts.enter), "--")
+        up = ("weft_stage.runner_up", "harness.spread_runner", hosts.address, hosts.other, " ".join(hosts.enter), "--")
         environment = {**SLOW, "PYTHONPATH": f"{SLOW['PYTHONPATH']}:{TESTS}"}
         with Stack(manifests, tmp_path_factory.mktemp("w"), environment=environment, up=up) as made:
             made.wait_for_models()

@@ -9,8 +9,8 @@ import pytest
 
 from harness.quickstart import tokenizer
 from harness.waiting import PATIENCE_S
-from weft_bench.stack import Stack, quickstart
-from weft_bench.trace_executor import TracedAnswer, trace_up, write_table
+from weft_stage.stack import Stack, quickstart
+from weft_stage.trace_executor import TracedAnswer, trace_up, write_table
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.waiting import PATIENCE_S, wait_until
-from weft_bench.stack import Stack, quickstart
+from weft_stage.stack import Stack, quickstart
 
 pytestmark = pytest.mark.slow
 

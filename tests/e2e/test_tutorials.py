@@ -13,7 +13,7 @@ import yaml
 
 from harness.manifests import load_text
 from harness.waiting import PATIENCE_S
-from weft_bench.stack import Stack, quickstart
+from weft_stage.stack import Stack, quickstart
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 
 from harness.waiting import PATIENCE_S
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 
 async def choices_of(stack: Stack, body: dict[str, Any]) -> list[Any]:

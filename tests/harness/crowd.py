@@ -19,7 +19,7 @@ from harness.quickstart import Case
 from harness.waiting import PATIENCE_S, POLL_S, eventually
 from weft.domain.runner import RunnerBook
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
-from weft_bench.reports import books, runners
+from weft_stage.reports import books, runners
 
 # A quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
 SLOW = {

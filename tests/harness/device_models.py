@@ -11,8 +11,16 @@ from harness.int4 import rounded_to_int4
 from harness.on_device import assert_logits, sized
 from weft.domain.model.families import ATTENTION, BIASED
 from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
-from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_models import (
+from weft_kernels.triton import int4
+from weft_runner.model import Array, Executor
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.host_tensors import arrays_of
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.reference.adapters import TorchAdapterStore
+from weft_runner.model.reference.executor import ReferenceExecutor
+from weft_runner.model.weights import LayerWeights, ModelWeights, Pack
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import (
     PROJECTIONS,
     Numbers,
     Scale,
@@ -23,15 +31,7 @@ from weft_bench.gpu_models import (
     step_of,
     with_matrices,
 )
-from weft_bench.gpu_placed import Deck
-from weft_kernels.triton import int4
-from weft_runner.model import Array, Executor
-from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.host_tensors import arrays_of
-from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.reference.adapters import TorchAdapterStore
-from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.weights import LayerWeights, ModelWeights, Pack
+from weft_stage.gpu_placed import Deck
 
 PAGE_TOKENS, MAX_RANK = 16, 64
 

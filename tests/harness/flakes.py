@@ -2,7 +2,7 @@
 
 The files of the integration, e2e and operator suites run one by one, least repeated first, each with a seed of its own,
 on one core beside a busy loop, while processes below pytest are stopped for moments (SIGSTOP) that the seed draws. The
-ledger (`docs/benchmarks/raw/flakes.jsonl`) has a line for each run of a file, so that the next call goes on from there.
+ledger (`tools/ledgers/flakes.jsonl`) has a line for each run of a file, so that the next call goes on from there.
 
 Exit codes: 0 all passed, 1 not.
 """
@@ -30,7 +30,7 @@ from weft_devcluster import tools
 from weft_devcluster.errors import ToolMissing
 from weft_devcluster.tied import tied
 
-LEDGER = ROOT / "docs" / "benchmarks" / "raw" / "flakes.jsonl"
+LEDGER = ROOT / "tools" / "ledgers" / "flakes.jsonl"
 MAX_STOP_S = 0.5  # no lease, keepalive or probe of the product minds that
 STOPS_A_SECOND = 0.5
 TAIL_LINES = 60

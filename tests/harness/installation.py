@@ -18,12 +18,12 @@ from weft.wire.roles import dns_name
 from weft.wire.streams import channel
 from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2_grpc
-from weft_bench.reports import books, listed
-from weft_bench.scrape import scrape, total
 from weft_devcluster import tools
 from weft_devcluster.api import is_so
 from weft_devcluster.node import Node
 from weft_devcluster.values import copy_sources, merged
+from weft_stage.reports import books, listed
+from weft_stage.scrape import scrape, total
 
 NAMESPACE = "weft-system"
 HELM_S = 300

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from weft_bench.stack import Stack
+from weft_stage.stack import Stack
 
 LAST_LINES, LAST_CHARACTERS = 12, 2000
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_bench.gpu_device import Gpu
 from weft_kernels.triton import lora, packing, tables
+from weft_stage.gpu_device import Gpu
 
 PAGE_ROWS = 4  # longest rows of a page: adapters take several, and rows that do not fit leave a gap
 

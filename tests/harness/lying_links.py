@@ -13,13 +13,13 @@ from harness.waiting import eventually
 from weft.domain.kv_transfer import KvReady
 from weft.wire.codec.direction import Direction
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER, KvPages
-from weft_bench.linked_runner import behind
-from weft_bench.links import Edit, Links
-from weft_bench.reports import runners
-from weft_bench.stack import Stack
 from weft_runner.shell.kv_connection import GOODBYE
 from weft_runner.shell.kv_ring import NO_RING, TOKEN_BYTES
 from weft_runner.shell.kv_transfer import PREFACE
+from weft_stage.linked_runner import behind
+from weft_stage.reports import runners
+from weft_stage.stack import Stack
+from weft_trouble.links import Edit, Links
 
 Lie = Callable[[Any], Any]  # a message -> what the other runner gets
 LENGTH = 4  # bytes before a frame
@@ -85,7 +85,7 @@ class KvMessages:
 
 
 class LyingLinks:
-    """Between the runners of a stack of `weft_bench.linked_runner`s; honest outside of `lying`.
+    """Between the runners of a stack of `weft_stage.linked_runner`s; honest outside of `lying`.
 
     Ranks from 1 on are reached past the links.
     """

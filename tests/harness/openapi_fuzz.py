@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from weft_bench.stack import Stack, quickstart
+from weft_stage.stack import Stack, quickstart
 
 PACKAGE = "schemathesis==4.32.5"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

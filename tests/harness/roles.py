@@ -1,8 +1,8 @@
 """Roles of a stack's runners."""
 
 from weft.domain.runner import RunnerRole
-from weft_bench.reports import runners
-from weft_bench.stack import Stack
+from weft_stage.reports import runners
+from weft_stage.stack import Stack
 
 
 async def phases_apart(stack: Stack) -> bool:

@@ -8,10 +8,11 @@ import pytest
 
 from harness.cluster.cluster import Cluster
 from harness.waiting import PATIENCE_S
-from weft_bench import operator_cases, process
-from weft_bench.lines import missed
+from weft_bench import operator_cases
 from weft_bench.operator import Size
 from weft_bench.through_operator import measure
+from weft_stage import process
+from weft_stage.lines import missed
 
 
 @contextmanager

@@ -16,15 +16,14 @@ import httpx2
 
 from weft_bench.cases import Push
 from weft_bench.cpu_engine import Sizes
-from weft_bench.cpu_models import adapter, base_model, cache_dir
 from weft_bench.cpu_shapes import SHAPES
-from weft_bench.errors import RequestFailed
-from weft_bench.lines import Line
-from weft_bench.path import percentile
 from weft_bench.path_shape import write_manifests
 from weft_bench.run import Run
-from weft_bench.stack import Stack
 from weft_cli.push import FILES, Publication, publish, upload
+from weft_stage.cpu_models import adapter, base_model, cache_dir
+from weft_stage.errors import RequestFailed
+from weft_stage.lines import Line, percentile
+from weft_stage.stack import Stack
 
 RANK = 16
 TARGET = "<= 1000"

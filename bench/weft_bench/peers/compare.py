@@ -11,8 +11,8 @@ from statistics import median
 
 from weft_bench.cpu_decode import paired
 from weft_bench.cpu_shapes import prompts
-from weft_bench.errors import WrongAdapter
 from weft_bench.peers.worker import Ran, Worker
+from weft_stage.errors import WrongAdapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from weft_bench.errors import PeerFailed
+from weft_stage.errors import PeerFailed
 
 WHEELS = ("numpy>=2", "gguf>=0.19", "tokenizers>=0.22", "xllamacpp>=2026.10", "mistralrs>=0.9.5")
 ARCTIC = "arctic-inference==0.3.0"

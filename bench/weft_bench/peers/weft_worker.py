@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from weft_bench.cpu_engine import Ask, Offload, Sizes, Subject
-from weft_bench.cpu_models import files
 from weft_bench.peers.vllm_worker import answer, own_stdout
+from weft_stage.cpu_models import files
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from weft_bench.errors import PeerFailed
+from weft_stage.errors import PeerFailed
 
 START_S = 900.0  # vllm compiles for minutes at its first start
 ANSWER_S = 600.0

@@ -70,7 +70,9 @@ def build_all() -> None:
 def _build(source: Source) -> None:
     go = shutil.which("go")
     if go is None:
-        raise ToolMissing(f"Go is not installed, so {source.name} is not built: apt-get install golang-go, or https://go.dev/dl")
+        raise ToolMissing(
+            f"Go is not installed, so {source.name} is not built: apt-get install golang-go, or https://go.dev/dl"
+        )
     print(f"autoscalers: building {source.name} {source.version}", file=sys.stderr, flush=True)
     started = time.monotonic()
     with owned_folder("building-", tools.folder()) as made:

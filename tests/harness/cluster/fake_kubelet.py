@@ -5,7 +5,7 @@
 
 What is faked is the container alone. Pods are the real objects, made by the real Deployment controller, their status is
 written as a kubelet writes it, and the runner that a pod plays speaks the real protocol to a real supervisor
-(`weft_bench.played_runners`) until its pod is deleted. Everything runs on a loop in a thread of its own.
+(`weft_stage.played_runners`) until its pod is deleted. Everything runs on a loop in a thread of its own.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from harness.cluster.cluster import PLAYED_NODE
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import RunnerId
 from weft.domain.runner import RunnerSpec
-from weft_bench.played_runners import PlayedRunner, spec_of
+from weft_stage.played_runners import PlayedRunner, spec_of
 
 SELECTOR = "app.kubernetes.io/component=runner"
 NODE_LEASE_S = 10.0

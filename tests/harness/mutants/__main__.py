@@ -38,8 +38,8 @@ from harness.mutants.trials import ALL, ENVIRONMENT, OPTIONS, SITE, Job, Ledger,
 from harness.suite import Run, Suite, read_records
 from suites import COSTLY, COSTS, LINE_S, ONE, TOGETHER, Screen, logs, paths
 
-RAW = "docs/benchmarks/raw"
-LEDGER = ROOT / RAW / "mutants.jsonl"
+LEDGERS = "tools/ledgers"
+LEDGER = ROOT / LEDGERS / "mutants.jsonl"
 EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
 LAWS, SIMULATED = "tests/harness/mutants/laws.py", "sim/weft_sim/scenario.py"
 CALLING = ("unit", "sim", "integration")  # folders whose tests are recorded
@@ -287,7 +287,7 @@ def _changed(commit: str) -> set[str]:
 
 def _commit() -> str:
     """The last commit, with a plus where files differ from it: tests as they are now have no name then."""
-    differs = _git("status", "--porcelain", "--", ".", f":!{RAW}")
+    differs = _git("status", "--porcelain", "--", ".", f":!{LEDGERS}")
     return f"{(_git('rev-parse', '--short', 'HEAD') or '').strip()}{'+' if differs else ''}"
 
 

@@ -24,11 +24,11 @@ from harness.other_constants import NO_OTHERS, Constants, command
 from harness.ports import free_addresses
 from harness.quickstart import BASE
 from harness.waiting import PATIENCE_S, wait_until
-from weft_bench.operator_stage import Services
 from weft_devcluster import processes
 from weft_devcluster.access import Access
 from weft_devcluster.api import is_so
 from weft_devcluster.certificates import Authority
+from weft_stage.operator_stage import Services
 
 T = TypeVar("T")
 QUICK = {"weft_scheduler": {"weft_scheduler.settings:SchedulerConfig": {"status_s": 0.05}}}

@@ -4,8 +4,8 @@ import pytest
 
 from weft_bench import cpu_machine
 from weft_bench.cpu_shapes import SHAPES
-from weft_bench.roofline import Shape
 from weft_kernels.cpu import Library
+from weft_stage.shapes import Shape
 
 SMALLEST = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64)
 MEMORY_BYTES = 1 << 20

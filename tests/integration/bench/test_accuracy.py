@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from weft_bench.lines import read
 from weft_bench.main import app
 from weft_kernels.cpu import NativeUnavailable, load
+from weft_stage.lines import read
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 

@@ -16,9 +16,9 @@ from weft_bench.cpu_masks import SCHEMAS
 from weft_bench.cpu_shapes import POPULARITIES, RANK, SHAPES
 from weft_bench.cpu_slots import MIB, OVER
 from weft_bench.cpu_textgen import LENGTHS
-from weft_bench.lines import Line, read
 from weft_bench.main import app
 from weft_bench.roofline import lora_bytes
+from weft_stage.lines import Line, read
 
 from .conftest import SMALLEST
 

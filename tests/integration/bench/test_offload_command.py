@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from weft_bench.lines import read
 from weft_bench.main import app
+from weft_stage.lines import read
 
 pytestmark = pytest.mark.usefixtures("smallest")
 

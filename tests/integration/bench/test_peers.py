@@ -15,17 +15,17 @@ import torch
 from safetensors.torch import load_file
 
 from weft_bench.cpu_decode import Batch
-from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import DISTINCT
-from weft_bench.errors import PeerFailed, WrongAdapter
-from weft_bench.lines import Origin
 from weft_bench.peers.compare import Load, Round, checked, rounds, times_as_fast
 from weft_bench.peers.llama_files import neighbours, tensors
 from weft_bench.peers.peft_worker import load_model
 from weft_bench.peers.targets import DECODE, PREFILL, ROWS, VLLM, WHOLE, target
 from weft_bench.peers.worker import Ran, Worker
 from weft_bench.peers_bench import Case, Options, compared, figures
-from weft_bench.roofline import Shape
+from weft_stage.cpu_models import adapter, base_model
+from weft_stage.errors import PeerFailed, WrongAdapter
+from weft_stage.lines import Origin
+from weft_stage.shapes import Shape
 
 from .conftest import SMALLEST
 

@@ -18,8 +18,8 @@ from weft.domain.runner import Heartbeat, Registered, RunnerSpec
 from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SUPERVISOR_TO_RUNNER
 from weft.wire.streams import SendQueue, channel, serve_stream
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorServicer, add_SupervisorServicer_to_server
-from weft_bench.links import Links
 from weft_runner.shell import supervisor_link
+from weft_trouble.links import Links
 
 LEASE = Registered(lease_ms=600, report_ms=10)
 SPEC = RunnerSpec(RunnerId("u", "1"), "h:1", "ns/pool", 16, 4, 8, 4, 8, 64)

@@ -11,7 +11,7 @@ import pytest
 from harness.waiting import soon
 from weft.wire.serving import SERVER_OPTIONS
 from weft.wire.streams import ClientStream, channel
-from weft_bench.links import Links
+from weft_trouble.links import Links
 
 METHOD = "/test.Test/Session"
 

@@ -86,7 +86,7 @@ def test_a_wheel_with_kernels_is_for_one_platform_and_any_python(wheel: Path):
         (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
         assert "Root-Is-Purelib: false" in archive.read(metadata).decode()
     assert names(wheel) >= CARRIED
-    others = ("weft_bench", "weft_conformance", "weft_predictor_train")
+    others = ("weft_bench", "weft_conformance", "weft_predictor_train", "weft_stage", "weft_trouble")
     assert not [name for name in names(wheel) if name.startswith(others)]
 
 

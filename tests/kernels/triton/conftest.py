@@ -7,7 +7,7 @@ import torch
 import triton
 
 from harness.interpreter import hurry
-from weft_bench.gpu_device import Gpu, find
+from weft_stage.gpu_device import Gpu, find
 
 
 @pytest.fixture(autouse=True, scope="module")

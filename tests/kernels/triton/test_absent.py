@@ -14,9 +14,9 @@ from triton.runtime import interpreter
 from harness.triton_compile import unavailable
 from weft_bench.gpu_amounts import SHAPES
 from weft_bench.gpu_host import executor_of
-from weft_bench.gpu_models import spec_of
 from weft_bench.gpu_steps import launches
 from weft_kernels.triton import prepared
+from weft_stage.gpu_models import spec_of
 
 CUDA = "weft_runner.model.cuda"
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from harness import played_flashinfer
 from harness.on_device import BF16, DTYPES, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_near, sized
 from weft_bench.gpu_attention import splits_of
-from weft_bench.gpu_device import Gpu
 from weft_kernels.triton import attention
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.attention import MAX_SPLITS
+from weft_stage.gpu_device import Gpu
 
 LAYERS, LAYER = 3, 1
 pytestmark = pytest.mark.gpu

@@ -14,14 +14,14 @@ import torch
 from harness.device_models import PAGE_TOKENS, HostAdapter, device_executor, host_weights, reference_executor
 from harness.on_device import sized
 from weft.domain.request import Step
-from weft_bench.cpu_models import adapter
-from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_engine import engine_of
-from weft_bench.gpu_models import Scale, random_tokens, spec_of
-from weft_bench.playing import Ask, Folders, Player
-from weft_bench.roofline import Shape
 from weft_runner.core import BatchLimits, PoolLimits
 from weft_runner.model import Executor, map_tensors
+from weft_stage.cpu_models import adapter
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import Scale, random_tokens, spec_of
+from weft_stage.playing import Ask, Folders, Player
+from weft_stage.shapes import Shape
 
 pytestmark = pytest.mark.gpu
 

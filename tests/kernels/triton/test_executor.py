@@ -6,7 +6,7 @@ import torch
 from harness.device_models import FAMILIES, LLAMA, Pair
 from harness.on_device import DTYPES, EXACT_DTYPES, FP32, name_of, sized
 from weft.domain.model.spec import ModelSpec
-from weft_bench.gpu_device import Gpu
+from weft_stage.gpu_device import Gpu
 
 pytestmark = pytest.mark.gpu
 

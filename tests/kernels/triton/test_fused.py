@@ -9,8 +9,8 @@ import torch
 
 from harness.lora_slots import Loaded, Slots
 from harness.on_device import BF16, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_close, assert_same, name_of, sized
-from weft_bench.gpu_device import Gpu
 from weft_kernels.triton import chunks, fused, lora, tables
+from weft_stage.gpu_device import Gpu
 
 pytestmark = pytest.mark.gpu
 

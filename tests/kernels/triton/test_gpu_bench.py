@@ -15,15 +15,15 @@ import torch
 
 from weft_bench import gpu as command
 from weft_bench.cpu_shapes import DISTINCT, RANK
-from weft_bench.errors import OutOfTime, WrongAdapter
 from weft_bench.gpu_amounts import TINY, Batch
 from weft_bench.gpu_context import Context
-from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_exact import PROJECTIONS, oracle
-from weft_bench.gpu_models import Numbers, peft_tensors, random_weights, spec_of
 from weft_bench.gpu_operator import check, made
 from weft_bench.gpu_page import BEYOND_FLOOR, DOCS, ERROR, ERROR_RATIO, wanted, write_page
-from weft_bench.lines import Line, read
+from weft_stage.errors import OutOfTime, WrongAdapter
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import Numbers, peft_tensors, random_weights, spec_of
+from weft_stage.lines import Line, read
 
 METRICS = {  # figures of a case: what a page without them would miss
     "exact": {"largest error of a row", "likeliest token is fp32's: ours"},

@@ -15,8 +15,8 @@ import torch
 from harness.device_models import ADAPTERS, LLAMA, PAGE_TOKENS, HostAdapter, Pair
 from harness.on_device import EXACT_DTYPES, assert_logits, assert_same, name_of, sized
 from weft.domain.model.spec import LayerSpec
-from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_models import StepOf, random_tokens, step_of
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import StepOf, random_tokens, step_of
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from harness.int4 import dequantised, rounded_to_int4
 from harness.on_device import BF16, FP32, TOLERANCES, assert_close, name_of, sized
-from weft_bench.gpu_device import Gpu
 from weft_kernels.int4 import GROUP, quantised
 from weft_kernels.triton import int4
+from weft_stage.gpu_device import Gpu
 
 pytestmark = pytest.mark.gpu
 

@@ -9,9 +9,9 @@ import pytest
 from harness.device_models import LLAMA, PAGE_TOKENS, HostAdapter, Pair
 from harness.on_device import EXACT_DTYPES, assert_same, name_of, sized
 from weft.domain.model.spec import LayerSpec
-from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_models import StepOf, step_of
 from weft_runner.model import DeviceAdapter, StepInput
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import StepOf, step_of
 
 pytestmark = pytest.mark.gpu
 

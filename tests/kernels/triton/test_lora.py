@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from harness.lora_slots import Loaded, Slots
 from harness.on_device import DTYPES, FP32, assert_close, assert_same, name_of, sized
 from weft_bench.cpu_shapes import POPULARITIES, adapter_of_row
-from weft_bench.gpu_device import Gpu
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton import chunks, lora, tables
+from weft_stage.gpu_device import Gpu
 
 pytestmark = pytest.mark.gpu
 

@@ -13,11 +13,7 @@ import pytest
 
 from harness.device_models import PAGE_TOKENS
 from harness.on_device import BF16, FP32, INTERPRETED, TOLERANCES, assert_near, sized
-from weft_bench.cpu_models import base_model, files
-from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_models import StepOf, random_tokens, step_of
 from weft_bench.gpu_offload import beside_weights
-from weft_bench.roofline import Shape
 from weft_kernels.triton import int4
 from weft_runner.model import Partition, open_checkpoint, read_spec
 from weft_runner.model.cuda.device import DTYPES
@@ -25,6 +21,10 @@ from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.cuda.offload import OffloadCudaExecutor
 from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.weights import load_weights
+from weft_stage.cpu_models import base_model, files
+from weft_stage.gpu_device import Gpu
+from weft_stage.gpu_models import StepOf, random_tokens, step_of
+from weft_stage.shapes import Shape
 
 pytestmark = pytest.mark.gpu
 

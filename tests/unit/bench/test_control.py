@@ -7,7 +7,7 @@ import pytest
 
 from weft_bench.control import CASES, Amounts, figures
 from weft_bench.control_cases import BUSY, PlayedRunner
-from weft_bench.lines import Origin
+from weft_stage.lines import Origin
 
 TINY = Amounts(
     runners=2, rounds=2, host_copies=20, adapters=200, fleet=3, decisions=30, messages=20

@@ -7,12 +7,12 @@ import pytest
 
 from weft_bench.cpu_decode import Batch, Model, base, decode, load_all, steady
 from weft_bench.cpu_engine import Ask, Life, Played, Sizes, Subject
-from weft_bench.cpu_models import base_model, files
 from weft_bench.cpu_shapes import DISTINCT, MIXED_RANKS, UNIFORM
-from weft_bench.cpu_witness import Beat, SlotLoad
-from weft_bench.errors import WrongAdapter
-from weft_bench.roofline import Shape
 from weft_bench.slot_parts import Parts, parts
+from weft_stage.cpu_models import base_model, files
+from weft_stage.cpu_witness import Beat, SlotLoad
+from weft_stage.errors import WrongAdapter
+from weft_stage.shapes import Shape
 
 SMALLEST = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64)
 

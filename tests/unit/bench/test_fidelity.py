@@ -5,7 +5,6 @@ import random
 import pytest
 
 from weft.domain.machine import Kind
-from weft_bench import sse
 from weft_bench.fidelity_costs import Model, calibrated
 from weft_bench.fidelity_engine import EngineCosts, StepSample, fit, least_errors
 from weft_bench.fidelity_live import LiveRun
@@ -13,6 +12,7 @@ from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import Costs
 from weft_sim.simulate import PoolDescription
 from weft_sim.traces import TraceArrival
+from weft_stage import sse
 
 
 def test_coefficients_are_found_again_and_none_is_negative() -> None:

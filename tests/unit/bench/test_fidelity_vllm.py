@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from weft_bench.fidelity_vllm import VllmRun, compared, fit
-from weft_bench.lines import Origin
 from weft_sim.performance import models
+from weft_stage.lines import Origin
 
 COLUMNS: tuple[str, ...] = (
     "queued_s",

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from weft_bench.command import single
-from weft_bench.errors import BenchFailed, NotInTime, StackFailed
 from weft_bench.main import app, failures_told
+from weft_stage.errors import BenchFailed, NotInTime, StackFailed
 
 
 def test_a_kubeconfig_that_is_none_is_told_in_a_line(tmp_path: Path) -> None:

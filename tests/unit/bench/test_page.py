@@ -6,8 +6,8 @@ import pytest
 
 from weft_bench import cases, page
 from weft_bench.cases import Benchmark, Page
-from weft_bench.lines import Origin, append
 from weft_bench.page import MARK, write_page
+from weft_stage.lines import Origin, append
 
 RUN = Origin("weft bench path", "a machine", "Python 3.11")
 

@@ -7,7 +7,6 @@ import pytest
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.roofline import (
     Rates,
-    Shape,
     Work,
     adapter_work,
     attention_flops,
@@ -18,6 +17,7 @@ from weft_bench.roofline import (
     lora_flops,
     retention_bound,
 )
+from weft_stage.shapes import Shape
 
 TINY = Shape(hidden=4, layers=2, heads=2, kv_heads=1, inner=8, vocab=10)
 

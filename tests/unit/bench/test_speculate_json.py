@@ -6,8 +6,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from weft_bench.errors import EngineRefused
 from weft_bench.speculate_json import forced_share, tokenizer
+from weft_stage.errors import EngineRefused
 
 HERE = [Path(__file__)]
 

@@ -10,14 +10,14 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Connected, Received
 from weft.domain.request import Ended, FinishReason, NoCapacity, Sampling, SessionHello, Start, Step
 from weft_bench.cpu_engine import Folders, Sizes, settings
-from weft_bench.cpu_models import base_model, files
-from weft_bench.errors import BadTable
-from weft_bench.playing import SESSION
-from weft_bench.roofline import Shape
-from weft_bench.trace_executor import FAST, Pace, TracedAnswer, TraceExecutor, read_table
 from weft_runner.model import Executor
 from weft_runner.shell import Engine, Output
 from weft_runner.shell.engine_factory import build_engine
+from weft_stage.cpu_models import base_model, files
+from weft_stage.errors import BadTable
+from weft_stage.playing import SESSION
+from weft_stage.shapes import Shape
+from weft_stage.trace_executor import FAST, Pace, TracedAnswer, TraceExecutor, read_table
 
 SMALLEST = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=8)  # so few tokens that an end comes soon
 PROMPT_TOKENS, LONG, EOS = 5, 200, 2

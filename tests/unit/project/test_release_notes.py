@@ -59,7 +59,7 @@ def test_package_and_chart_have_to_be_of_the_version(script: ModuleType) -> None
 def test_the_files_of_this_repository_are_of_one_version(script: ModuleType) -> None:
     chart = (ROOT / "charts" / "weft" / "Chart.yaml").read_text()
     version = chart.split("\nversion: ")[1].split("\n")[0]
-    assert len(script.projects()) == 4
+    assert len(script.projects()) == 5
     script.check_versions(version, script.projects(), chart)
     assert script.notes((ROOT / "CHANGELOG.md").read_text(), "Unreleased")
 

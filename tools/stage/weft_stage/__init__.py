@@ -1,0 +1,1 @@
+"""What builds stacks, models and runners for tests and benchmarks."""

@@ -1,0 +1,1 @@
+"""Benchmarks that assert: faults, soaks, crowds of clients, histories and side channels."""
