@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-numerics test-slow test-changed explore flakes mutants promises differential fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values lock clean
+.PHONY: sim-check test-numerics test-slow test-changed explore flakes mutants promises fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -93,11 +93,6 @@ mutants: kernels  ## small faults in the sources of core packages, one at a time
 ONLY ?=
 promises: kernels  ## one break planted for each promise of the pages, and whether the test that the promise names sees it: ONLY=threat-model
 	@$(HARNESS).mutants.promises --only "$(ONLY)"
-
-BASE ?=
-DIFFERENTIAL_FLAGS ?=
-differential: install  ## the same events, objects, messages and bodies through the code of COMMIT and of this checkout, answers compared (2 minutes): BASE=COMMIT DIFFERENTIAL_FLAGS=--all
-	@$(HARNESS).differential $(BASE) $(DIFFERENTIAL_FLAGS)
 
 FRESH_FLAGS ?=
 test-fresh:  ## `make up`, `make test` and `make test-slow` of the last commit on a fresh Debian (Python 3.13) in a folder, without a compiler and with g++ (needs root, debootstrap); FRESH_FLAGS="--command up"

@@ -262,10 +262,10 @@ def _draw_priorities(chance: random.Random, requests: tuple[tuple[float, list[Cl
 class Run:
     """A scenario on its way. `story` has the latest events, for a failure's text."""
 
-    def __init__(self, seed: int, *, check: bool = True, trace: bool = False) -> None:
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
         self.plan = scenario(seed)
         self.timeline = Timeline() if trace else None
-        self.world = World(self.plan.deployment, seed, check=check, timeline=self.timeline)
+        self.world = World(self.plan.deployment, seed, timeline=self.timeline)
         self._happened: deque[tuple[float, str, object]] = deque(maxlen=LOG)
         self._chance = random_of(seed, "faults")
         self._liars: dict[str, Liar] = {}

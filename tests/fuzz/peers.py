@@ -7,7 +7,6 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from fuzz.building import Choices, filled
-from harness.directions import DIRECTIONS
 from harness.scheduler_driver import Driver
 from weft.domain.fleet import FleetReport
 from weft.domain.ids import Epoch, RunnerId
@@ -27,6 +26,7 @@ from weft.domain.request import (
 )
 from weft.domain.routes import PoolRoute, RegistryHello, Route, Routes
 from weft.domain.runner import SupervisorHello
+from weft.wire.codec import batch, cluster, kv_transfer, prediction, registry, scheduling, session
 from weft.wire.codec.cluster import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
@@ -75,13 +75,18 @@ from weft_runner.shell.kv_connection import KvConnection
 from weft_supervisor.core import Supervisor, SupervisorConfig, runner_peer
 
 NAMES = ("g", "s", "r", "q", "acme", "acme/p", "acme/m", "base", "sha256:1", "sha256:base", "uid-sha256:1", "cpu/x")
+DIRECTIONS: list[Any] = [  # of every contract
+    value
+    for module in (batch, cluster, kv_transfer, prediction, registry, scheduling, session)
+    for value in vars(module).values()
+    if hasattr(value, "envelope") and not isinstance(value, type)
+]
 
 
 def decoded(data: bytes) -> None:
     """A message of one direction: raw bytes, or a filled envelope."""
     choices = Choices(data)
-    direction: Any = choices.of([*DIRECTIONS.values()])
-    _decode(direction, choices, data[1:])
+    _decode(choices.of(DIRECTIONS), choices, data[1:])
 
 
 def _decode(direction: Any, choices: Choices, raw: bytes) -> Any:

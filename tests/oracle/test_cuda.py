@@ -5,13 +5,11 @@ recorded step), then a mixture of chunks and decode.
 """
 
 import random
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness import played_flashinfer
 from harness.int4 import rounded_to_int4
 from harness.interpreter import hurry
 from harness.numerics import within
@@ -71,16 +69,6 @@ def assert_near(error: float) -> None:
 @pytest.mark.gpu
 def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(model):
     assert_near(play(model, cuda_executor(model, PAGES, PAGE_TOKENS)))
-
-
-@pytest.mark.slow
-def test_a_library_attends_in_eager_steps_in_place_of_our_kernels(tmp_path, monkeypatch):
-    """Recorded steps between them are ours. Mistral has windows, shorter than the texts."""
-    monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
-    model = random_model(tmp_path, "mistral", 1)
-    executor = cuda_executor(model, PAGES, PAGE_TOKENS, flashinfer=True)
-    assert executor.numerics_class.endswith("fp32/tp1/flashinfer")
-    assert_near(play(model, executor, SCRIPT[:3]))
 
 
 @pytest.mark.slow

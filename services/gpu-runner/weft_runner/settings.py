@@ -169,10 +169,6 @@ class RunnerSettings:
         "share of its keys that a token attends to on cpu, the best ones and no fewer than 16 (0: all)",
         0.0, ge=0.0, le=1.0, metavar="SHARE",
     )  # fmt: skip
-    attention: str = _flag(
-        "what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or triton)",
-        "triton", choices=("triton", "flashinfer"), env="WEFT_ATTENTION",
-    )  # fmt: skip
     threads: int = _flag("CPU threads of the model (0: chosen from its size and the quota)", 0, ge=0, le=1024)
     token_time_ms: int = _flag(
         "within it running sequences should get their next token (0: no objective; prompts are chunked to 100, and "
@@ -351,8 +347,3 @@ def _executor_faults(values: argparse.Namespace) -> Iterator[str]:
             yield f"--kv-dtype int4 is for --executor cpu: --executor {values.executor} has no such KV"
         if values.sparse_attention:
             yield f"--sparse-attention is for --executor cpu: --executor {values.executor} attends to all keys"
-    if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):
-        yield (
-            f"--attention {values.attention} with --executor {values.executor}, which has an attention of its own: "
-            "leave it out, or take --executor cuda"
-        )

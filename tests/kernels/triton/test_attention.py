@@ -5,8 +5,7 @@ Whatever a row must not see is NaN: other layers, pages that nobody wrote, keys 
 
 import math
 import random
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness import played_flashinfer
-from harness.on_device import BF16, DTYPES, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_near, sized
+from harness.on_device import BF16, DTYPES, FP16, FP32, INTERPRETED, TOLERANCES, assert_near, sized
 from weft_bench.gpu_attention import splits_of
 from weft_kernels.triton import attention
-from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.attention import MAX_SPLITS
 from weft_stage.gpu_device import Gpu
 
@@ -275,34 +272,6 @@ def test_decode_of_contexts_of_every_length(
 def test_prefill_of_long_prompts_and_of_their_ends(shape: Shape, window: int, rng: random.Random, gpu: Gpu) -> None:
     step = on(gpu.device, make_step(rng, shape, list(PROMPTS), window))
     assert_attended(attended(step, gpu.device, window=window), expected(step, window))
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize(("shape", "window"), dict.fromkeys((replace(x, dtype=BF16), n) for x, n in MODELS), ids=str)
-def test_flashinfer_attends_as_the_engine_calls_it(
-    shape: Shape, window: int, rng: random.Random, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts and rows of one token in one step. Under the interpreter the library is played."""
-    if INTERPRETED:
-        monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
-    elif why := flashinfer.unsupported_reason(shape.dim, "bf16", real=True):
-        pytest.skip(why)
-    parts = [*PROMPTS, *decoding(*CONTEXTS)]
-    made = Rows.made(
-        gpu.device, [(row.position, row.tokens) for row in parts], [None] * len(parts), page_tokens=shape.page_tokens
-    )
-    table = [(row.start, row.end, row.position) for row in made.step.rows]
-    firsts = np.cumsum([0, *(len(row.pages) for row in made.step.rows[:-1])]).tolist()
-    pages = [page for row in made.step.rows for page in row.pages]
-    kv = torch.randn(
-        made.n_pages, LAYERS, 2, shape.kv_heads, shape.page_tokens, shape.dim, dtype=BF16, device=gpu.device
-    )
-    q = torch.randn(len(made.step.tokens), shape.heads, shape.dim, dtype=BF16, device=gpu.device)
-    library = flashinfer.FlashInfer(kv, shape.heads, [window], shape.dim**-0.5, shape.cap)
-    library.plan(made.step.arrays)
-    rows = torch.tensor([(*row, first) for row, first in zip(table, firsts, strict=True)], dtype=torch.int32)
-    wanted = expected(Step(replace(shape, scale_by=1.0), q, kv, rows, torch.tensor(pages)), window)
-    assert_attended(library.attend(q, LAYER, window), wanted)
 
 
 # ---- both

@@ -11,7 +11,7 @@ import pytest
 from weft.domain.model.spec import ModelSpec
 from weft_kernels.cpu import NativeUnavailable
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
-from weft_runner.executors import ModelSource, cpu, cuda, make_executor, memory, settle_executor
+from weft_runner.executors import ModelSource, cpu, make_executor, memory, settle_executor
 from weft_runner.memory_estimate import REQUESTS_BYTES, MemoryLimit
 from weft_runner.settings import RunnerSettings, parse_settings
 
@@ -86,14 +86,6 @@ def test_without_a_library_the_reference_serves_and_the_log_says_why_and_what_it
     assert "several times the time" in said["cost"]
 
 
-@pytest.mark.parametrize("how", [["--executor=auto"], ["--executor=cuda"], ["--pipeline-parallel=2"]])
-def test_who_names_an_attention_of_gpus_is_not_served_by_a_cpu(base, how, monkeypatch):
-    """Under the interpreter our kernels would run, and FlashInfer does not. What else the model lacks is not asked."""
-    monkeypatch.setattr(cuda, "unsupported_on_gpu", lambda *_: "")
-    with pytest.raises(ExecutorUnavailable, match="--attention flashinfer needs a GPU"):
-        make_executor(settings("--attention=flashinfer", *how), base)
-
-
 @pytest.fixture
 def no_torch(monkeypatch) -> None:
     """An installation of the extra `runner` alone."""
@@ -105,7 +97,6 @@ def no_torch(monkeypatch) -> None:
     [
         ("--executor=reference", "--executor reference"),
         ("--executor=cuda", "--executor cuda"),
-        ("--attention=flashinfer", "--executor cuda"),
         ("--tensor-parallel=2", "--tensor-parallel"),
         ("--pipeline-parallel=2", "--pipeline-parallel"),
     ],
@@ -132,22 +123,14 @@ def test_a_model_that_the_native_executor_cannot_offload_is_not_served_whole_ins
         make_executor(settings("--offload=device=1000"), base)
 
 
-def test_a_pod_names_its_attention_and_dtype_in_its_environment(monkeypatch, capsys):
+def test_a_pod_names_its_dtype_in_its_environment(monkeypatch, capsys):
     monkeypatch.setenv("WEFT_DTYPE", "int4")
     assert settings().dtype == "int4"
-    monkeypatch.setenv("WEFT_ATTENTION", "flashinfer")
-    assert settings().attention == "flashinfer"
-    assert settings("--attention=triton").attention == "triton"
-    monkeypatch.setenv("WEFT_ATTENTION", "flash")
+    assert settings("--dtype=fp32").dtype == "fp32"
+    monkeypatch.setenv("WEFT_DTYPE", "fp64")
     with pytest.raises(SystemExit):
         settings()
-    assert "WEFT_ATTENTION 'flash' is none of triton, flashinfer" in capsys.readouterr().err
-
-
-def test_an_attention_of_gpus_beside_an_executor_of_cpus_is_a_wrong_flag(capsys):
-    with pytest.raises(SystemExit):
-        settings("--attention=flashinfer", "--executor=cpu")
-    assert "--attention flashinfer with --executor cpu" in capsys.readouterr().err
+    assert "WEFT_DTYPE 'fp64' is none of bf16, fp32, int8, int4" in capsys.readouterr().err
 
 
 def test_kv_in_int4_and_sparse_attention_are_the_cpu_executors_and_never_something_else(base, any_model, capsys):

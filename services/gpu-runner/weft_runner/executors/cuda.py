@@ -24,7 +24,6 @@ from weft_runner.gpu_driver import NO_GPU
 from weft_runner.memory_estimate import MemoryEstimate, available_memory, device_workspace, estimate_memory, page_bytes
 from weft_runner.memory_estimate import check_memory as check_needs
 from weft_runner.model.checkpoint import open_checkpoint
-from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
 from weft_runner.model.cuda.device import unsupported_reason as unsupported_on_gpu
 from weft_runner.model.executor import Executor
@@ -121,11 +120,8 @@ def _devices(settings: RunnerSettings, spec: ModelSpec) -> list[tuple[Gpu, Parti
     """
     parts = parts_of(settings, spec, even_heads=True)[: len(settings.ranks_here)]
     devices = [(find_gpu(rank), part) for rank, part in enumerate(parts)]
-    for found, part in devices:
-        reason = unsupported_on_gpu(part, settings.dtype, settings.page_tokens, settings.max_rank)
-        if settings.attention == "flashinfer":
-            reason = reason or flashinfer.unsupported_reason(part.local.head_dim, settings.dtype, real=found.is_real)
-        if reason:
+    for _, part in devices:
+        if reason := unsupported_on_gpu(part, settings.dtype, settings.page_tokens, settings.max_rank):
             raise GpuUnavailable(reason)
     return devices
 
@@ -162,7 +158,6 @@ def _needs(settings: RunnerSettings, found: Gpu, part: Partition) -> MemoryEstim
         page_tokens=settings.page_tokens, recorded=recorded,
     )  # fmt: skip
     beside += _slots(settings, part) * layout_of(part, settings.max_rank).entry_bytes
-    beside += flashinfer.workspace_bytes(part.local.windows) if settings.attention == "flashinfer" else 0
     return estimate_memory(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens, workspace_bytes=beside)
 
 
@@ -178,7 +173,6 @@ def _sizes(settings: RunnerSettings, found: Gpu, part: Partition) -> "Sizes":
         context=_context(settings, part.whole),
         graphs=found.is_real,
         tokens=settings.max_batch_tokens,
-        flashinfer=settings.attention == "flashinfer",
     )
 
 

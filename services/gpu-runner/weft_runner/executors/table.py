@@ -100,7 +100,7 @@ def _narrowed(settings: RunnerSettings) -> RunnerSettings:
     on_disk = settings.by_hand is not None and settings.by_hand.kv_disk_pages
     if on_disk or settings.kv_dtype == "int4" or settings.sparse_attention:
         return replace(settings, executor="cpu")
-    return replace(settings, executor="cuda") if settings.attention == "flashinfer" else settings
+    return settings
 
 
 def _refusal(name: str, settings: RunnerSettings, spec: ModelSpec) -> str:

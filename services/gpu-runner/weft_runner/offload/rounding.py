@@ -27,7 +27,6 @@ class Supports:
 
     kv: tuple[MemoryTier, ...] = tuple(MemoryTier)
     activations: tuple[MemoryTier, ...] = tuple(MemoryTier)
-    device_batches: bool = True  # a pass is computed in several; else all of its rows are one
 
 
 ON_GPU = Supports((MemoryTier.DEVICE, MemoryTier.HOST), (MemoryTier.DEVICE, MemoryTier.HOST))  # cuda executor

@@ -95,8 +95,7 @@ def cases(request: PolicySearch) -> Iterator[Case]:
     for block in BLOCKS:
         if block > request.most_block:
             return
-        batches = BATCHES if request.supports.device_batches else ()
-        for batch in sorted({batch for batch in (*batches, block) if block % batch == 0}):
+        for batch in sorted({batch for batch in (*BATCHES, block) if block % batch == 0}):
             for passes in PASSES:
                 if block % passes == 0:
                     for buffers in BUFFERS:

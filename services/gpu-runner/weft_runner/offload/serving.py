@@ -39,9 +39,8 @@ class RunnerRequest:
     """What a runner's policy depends on, beside its model and its machines. Limits that are 0 are free.
 
     `budgets`: of each rank. `formats`: of its executor. `stages`: of the pipeline, on `hosts` with as many each.
-    `device_batch_tokens`: that a layer of the cpu executor computes at a time. `attends_in_parts`: a GPU's attention
-    takes some rows of a step at a time, as KV on its host and device batches need it. `reserve`: a part of the budgets
-    is left for what plans do not count.
+    `device_batch_tokens`: that a layer of the cpu executor computes at a time. `reserve`: a part of the budgets is left
+    for what plans do not count.
     """
 
     budgets: Budgets
@@ -56,7 +55,6 @@ class RunnerRequest:
     kv_pages: int = 0
     page_tokens: int = 16
     device_batch_tokens: int = 256
-    attends_in_parts: bool = True
     reserve: bool = True
 
     @property
@@ -116,10 +114,7 @@ def _on_gpu(spec: ModelSpec, machine: MachineRates, asked: RunnerRequest, layers
 
 def _gpu_supports(asked: RunnerRequest) -> Supports:
     """A stage's rows come and leave as messages."""
-    on_device = (MemoryTier.DEVICE,)
-    if not asked.attends_in_parts:
-        return Supports(on_device, on_device, device_batches=False)
-    return replace(ON_GPU, activations=on_device) if asked.stages > 1 else ON_GPU
+    return replace(ON_GPU, activations=(MemoryTier.DEVICE,)) if asked.stages > 1 else ON_GPU
 
 
 def _work(spec: ModelSpec, asked: RunnerRequest) -> BlockWork:

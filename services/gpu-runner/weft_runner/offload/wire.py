@@ -51,11 +51,7 @@ def request_of(fields: Mapping[str, Any]) -> PolicySearch:
             Budgets(**fields["budgets"]),
             Formats(**fields["formats"]),
             BlockWork(**fields["work"]),
-            Supports(
-                tuple(map(MemoryTier, supports["kv"])),
-                tuple(map(MemoryTier, supports["activations"])),
-                supports["device_batches"],
-            ),
+            Supports(tuple(map(MemoryTier, supports["kv"])), tuple(map(MemoryTier, supports["activations"]))),
             fields["most_block"],
             None if layers is None else range(*layers),
             fields["most_tokens"],

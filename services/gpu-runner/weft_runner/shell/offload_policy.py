@@ -65,7 +65,7 @@ def _runner_request(settings: RunnerSettings) -> RunnerRequest:
         offload_formats(settings), stages=settings.pipeline_parallel, hosts=settings.hosts,
         max_adapters=settings.max_adapters, max_rank=settings.max_rank, max_sequences=settings.max_sequences,
         max_batch_tokens=settings.max_batch_tokens, kv_pages=settings.kv_pages, page_tokens=settings.page_tokens,
-        device_batch_tokens=DEVICE_BATCH_TOKENS, attends_in_parts=settings.attention != "flashinfer",
+        device_batch_tokens=DEVICE_BATCH_TOKENS,
     )  # fmt: skip
 
 

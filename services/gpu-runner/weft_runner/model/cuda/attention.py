@@ -1,4 +1,4 @@
-"""Who attends to the KV pages in a step on the device: our kernels, or for eager steps a library (`flashinfer`)."""
+"""Attention to the KV pages in a step on the device."""
 
 from functools import partial
 from typing import Protocol

@@ -21,10 +21,9 @@ from weft_kernels.triton import attention, fused, int4
 from weft_runner.core.sampling import SampledToken, logit_adjustments
 from weft_runner.core.token_mask import token_mask
 from weft_runner.model.cuda.adapters import PagedAdapterStore
-from weft_runner.model.cuda.attention import Attention, TritonAttention
+from weft_runner.model.cuda.attention import TritonAttention
 from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, decode_sizes, prompt_sizes, warm_up_steps
 from weft_runner.model.cuda.device import on_device
-from weft_runner.model.cuda.flashinfer import FlashInfer
 from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, PromptScores, copy_to_host, upload
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpreted_product
 from weft_runner.model.cuda.step import DeviceStep, StepTables, decode_shape, prompt_shape, slots_of
@@ -53,8 +52,7 @@ INTERPRETED_SMS = 4  # of a device that is not there
 class Sizes:
     """What is set aside. `rows`, `tokens`: most sequences and tokens of a step; `context`: tokens of a sequence.
 
-    `graphs`: steps are captured; `beside`: shrinks run on a stream of their own, beside the base's products;
-    `flashinfer`: it attends in eager steps, which those with prompts are then.
+    `graphs`: steps are captured; `beside`: shrinks run on a stream of their own, beside the base's products.
     """
 
     pages: int
@@ -66,7 +64,6 @@ class Sizes:
     graphs: bool
     tokens: int = 512
     beside: bool = True
-    flashinfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,6 @@ class CudaExecutor:
         self.kv_memory = self._memory_of(kv)
         self.adapters = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank, self._frames_of)
         self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
-        self._flashinfer = self._library(kv) if sizes.flashinfer else None
         positions = torch.arange(max(sizes.context, sizes.tokens))  # also of warm-up steps
         rotary = tuple(rotary_table(rope, spec.head_dim, positions).to(self.at) for rope in spec.ropes)
         self._device = DeviceContext(
@@ -150,8 +146,7 @@ class CudaExecutor:
     def numerics_class(self) -> str:
         """The name of what computes alike up to the last bits: captured and eager steps differ in those already."""
         dtype = "int4" if self._weights.packed else "bf16" if self._dtype == torch.bfloat16 else "fp32"
-        attention = "/flashinfer" if self._flashinfer else ""
-        return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}{attention}"
+        return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}"
 
     @on_device
     def run(
@@ -273,7 +268,7 @@ class CudaExecutor:
     ) -> torch.Tensor:
         here = self._written(step)
         residual = self._embedded(here) if hidden is None else hidden.to(self.at, torch.float32, copy=True)
-        ops = TritonOps(self._device, here, self._attention(step, here), residual, self._widths_of(step))
+        ops = TritonOps(self._device, here, self._triton(here), residual, self._widths_of(step))
         x = run_layers(ops, self._weights, first, last, layer_done)
         ends = last == self.spec.layers and self._weights.has_head
         return self._logits(x[here.sampled], step) if ends else x
@@ -294,7 +289,7 @@ class CudaExecutor:
     def _warm_operators(self, step: StepInput, widths: Widths | None) -> tuple[TritonOps, DeviceStep]:
         """Make the operators of an eager step that warms up."""
         here = self._written(step)
-        return TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths), here
+        return TritonOps(self._device, here, self._triton(here), self._begun(here), widths), here
 
     def _written(self, step: StepInput) -> DeviceStep:
         """Write an eager step to the device, into a buffer of its own."""
@@ -302,17 +297,6 @@ class CudaExecutor:
         here = DeviceStep(tables.shape, self.at)
         here.write(tables, self._tokens)
         return here
-
-    @on_device
-    def _library(self, kv: KvCache) -> FlashInfer:
-        return FlashInfer(kv.tensor, self.spec.heads, self.spec.windows, self.spec.query_scale, self.spec.score_cap)
-
-    def _attention(self, step: StepInput, here: DeviceStep) -> Attention:
-        """Choose what attends in an eager step."""
-        if self._flashinfer is None:
-            return self._triton(here)
-        self._flashinfer.plan(step.arrays)
-        return self._flashinfer
 
     def _triton(self, here: DeviceStep) -> TritonAttention:
         return self._triton_of(self._device.kv.tensor, here)
@@ -328,7 +312,7 @@ class CudaExecutor:
         decodes = [decode_shape(rows, row_pages, DECODE_CHUNK) for rows in decode_sizes(sizes.rows)]
         prompts = [
             prompt_shape(tokens, sizes.rows, row_pages, chunk_tokens(tokens), self._prompt_tile)
-            for tokens in ([] if sizes.flashinfer else prompt_sizes(sizes.tokens))  # it attends in eager steps
+            for tokens in prompt_sizes(sizes.tokens)
         ]
         began, free = time.perf_counter(), self._free()
         graphs = CudaGraphs(self._whole, self.at, decodes, prompts, self._prompt_tile)

@@ -72,8 +72,6 @@ class OffloadCudaExecutor(CudaExecutor):
         self._budget, self._step_s = budget, 0.0
         packer, budgets = DevicePacker(dtype, gpu.device), budget.budgets
         split, activations = kv_split(part, dtype, sizes, budget), activation_split(part, sizes, budget)
-        if sizes.flashinfer and (split.outside_pages or activations.outside_rows):
-            raise PolicyInvalid("--attention flashinfer reads KV on the GPU, of all rows of a step at once")
         layout = PackedLayout(packer, part, budget.base, dtype, checkpoint.embedding.dtype)
         groups = [[region.n_bytes for region in group] for group in region_groups(layout)]
         self.placement = place_on_device(
@@ -222,7 +220,7 @@ class OffloadCudaExecutor(CudaExecutor):
         """Operators of each device batch of a pass over these layers. They have no rows yet."""
         device, nothing = self._device, torch.empty(0, device=self.at)
         if self._host_kv is None:
-            attend = [self._attention(one.step, one.here) for one in batches]
+            attend = [self._triton(one.here) for one in batches]
             return [TritonOps(device, one.here, of, nothing, widths) for one, of in zip(batches, attend, strict=True)]
         return [
             PassingOps(
@@ -284,7 +282,7 @@ def activation_split(part: Partition, sizes: Sizes, budget: OffloadBudget) -> Ac
     """
     plan, tokens = budget.plan, sizes.tokens
     outside = budget.activation_host_tokens if plan is None else plan.activation_rows(tokens, MemoryTier.HOST)
-    batch_rows = tokens if sizes.flashinfer else min(tokens, max(budget.micro_batch, chunk_tokens(tokens)))
+    batch_rows = min(tokens, max(budget.micro_batch, chunk_tokens(tokens)))
     return split_activations(
         tokens, outside, batch_rows=batch_rows, sequences=sizes.rows, row_bytes=4 * part.local.hidden_size,
         buffers=2 if plan is None else plan.buffers,
