@@ -1,7 +1,7 @@
 """The table of benchmarks: the options of each, the page of its figures, and the pages.
 
-A row of `BENCHMARKS` is all that `weft bench` knows of a benchmark. Its module is `weft_bench.figures.NAME` with `-` as
-`_`, unless the row names another, and has a function `figures(options, run)` that yields lines.
+A row of `BENCHMARKS` is all that `weft bench` knows of a benchmark. Its lines come from the function
+`figures(options, run)` of `weft_bench.figures.NAME`, unless the row names another as `module:function`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,19 @@ DOCS = Path("docs/benchmarks")
 SHAPES = ("tiny", "small", "m135", "mid")
 READABLE_SHAPES = SHAPES[1:]  # a client cannot tell the tokens of tiny apart
 POPULARITIES = ("base", "Identical", "Distinct")
+CROWDS = (  # as `weft_trouble.crowds` names them
+    "idle", "slow heads", "slow bodies", "stopped readers", "flood", "small requests", "large bodies", "long prompts",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A benchmark: the class of its options, its page, the metrics (patterns) that the page shows, its module."""
+    """A benchmark: the class of its options, its page, the metrics (patterns) that the page shows, its function."""
 
     options: type[Any]
     page: str
     shown: Sequence[str] = ("*",)
-    module: str = ""
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,87 @@ class Push:
     models: Path | None = models_folder()
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {"push": Benchmark(Push, "stack")}
+# ---------------------------------------------------------------- reliability: benchmarks that assert
+
+
+def data_and_logs() -> Any:
+    """Describe `--folder`."""
+    return option(None, "an empty folder for data and logs, which stay; default: a temporary one")
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Processes killed and stopped, links cut and stalled, while streams run: tokens lost, repeated, wrong.
+
+    Starts its own stacks on free ports. A run takes 5 to 30 s; its counts do not depend on how busy the machine is.
+    """
+
+    only: tuple[str, ...] = option(("*",), "cells by name, as patterns: 'kill runner *,* prefill'")
+    cells: bool = option(False, "list the cells and end")
+    repeat: int = option(3, "runs of each cell", minimum=1)
+    seed: int = random_seed()
+    folder: Path | None = data_and_logs()
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """Everything at once for hours: memory, descriptors and threads of each process; answers stay right.
+
+    Starts its own stack on free ports. Slopes do not depend on how busy the machine is; how much is done does.
+    """
+
+    minutes: float = option(75.0, "minutes that it takes", minimum=0.1)
+    warm_minutes: float = option(15.0, "minutes before slopes are taken", minimum=0)
+    seed: int = random_seed()
+    folder: Path | None = data_and_logs()
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Crowds of idle, slow, stopped and flooding clients: what others notice, and the gateway's memory.
+
+    Starts its own stack on free ports; 17 minutes. Needs 10,000 free descriptors and two cores with nothing else on.
+    """
+
+    only: tuple[str, ...] = option(CROWDS, "crowds", CROWDS)
+    repeat: int = option(3, "rounds without and beside each crowd", minimum=1)
+    seed: int = random_seed()
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """Many clients publish, delete, ask, make and revoke keys; what each saw is recorded and checked.
+
+    Starts its own stack on free ports. Its counts do not depend on how busy the machine is.
+    """
+
+    minutes: float = option(10.0, "minutes that it takes", minimum=0.1)
+    seed: int = random_seed()
+    folder: Path | None = data_and_logs()
+
+
+@dataclass(frozen=True, slots=True)
+class SideChannels:
+    """What a tenant can learn from the time of its own requests: others' prompts, models, keys, load.
+
+    Starts its own stack on free ports. Both kinds of requests are sent in turn, on a busy machine too.
+    """
+
+    requests: int = option(400, "requests of each kind", minimum=10)
+    seed: int = random_seed()
+
+
+# ---------------------------------------------------------------- the table
+
+TROUBLE = "weft_bench.figures.trouble"
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "push": Benchmark(Push, "stack"),
+    "faults": Benchmark(Faults, "reliability", ("streams struck", "tokens lost*", "longest gap"), f"{TROUBLE}:faults"),
+    "soak": Benchmark(Soak, "reliability", ("resident, slope", "minutes", "wrong", "runners*"), f"{TROUBLE}:soak"),
+    "clients": Benchmark(Clients, "reliability", ("others' first token p99", "gateway*"), f"{TROUBLE}:clients"),
+    "histories": Benchmark(Histories, "reliability", function=f"{TROUBLE}:histories"),
+    "side-channels": Benchmark(SideChannels, "reliability", ("AUC",), f"{TROUBLE}:side_channels"),
+}
 PAGES: Mapping[str, Page] = {
     "engine-cpu": Page("The engine on CPUs"),
     "engine-gpu": Page("The engine on GPUs"),

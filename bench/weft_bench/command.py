@@ -26,12 +26,13 @@ def run(name: str, words: Sequence[str]) -> int:
     """Run a benchmark. Its lines and its page are kept, also of a run that fails half-way."""
     row = BENCHMARKS[name]
     options, docs = parse(name, row.options, words, DOCS)
-    module = import_module(row.module or f"weft_bench.figures.{name.replace('-', '_')}")
+    module, _, function = (row.function or f"weft_bench.figures.{name.replace('-', '_')}:figures").partition(":")
+    figures = getattr(import_module(module), function)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack or a peer must not outlive this process
     this = Run(name, docs)
     failures = list[BaseException]()
     try:
-        for line in module.figures(options, this):
+        for line in figures(options, this) or ():
             this.keep(line)
     except* (BenchFailed, CannotStart) as group:
         failures += single(group)

@@ -6,13 +6,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from inspect import cleandoc
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -23,7 +21,6 @@ from weft_bench.command import run, single
 from weft_bench.render import page
 from weft_stage.errors import BenchFailed
 from weft_stage.lines import Line, append, missed, newest, read
-from weft_trouble.crowds import KINDS as CROWDS
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines and a page under docs/benchmarks/.")
 
@@ -626,148 +623,6 @@ def transfer(
         numbers = [int(number) for number in threads.split(",")]
         lines = bench.figures(origin(), tls=tls_dir, threads=numbers, quick=quick, seed=seed, bar=progress)
         keep("transfer", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
-def faults(
-    only: Annotated[
-        str, typer.Option(help="Cells by name, patterns separated by commas: 'kill runner *,* prefill'.")
-    ] = "*",
-    cells: Annotated[bool, typer.Option("--cells", help="List the cells and how many runs each has, and end.")] = False,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 3,
-    at_most: Annotated[int, typer.Option(min=1, help="Runs of this command: the next one goes on.")] = 10_000,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts and samples.")] = 0,
-    folder: Folder = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Processes killed and stopped, links cut and stalled, while streams run: tokens lost, repeated, wrong.
-
-    Starts its own stack on free ports. A run is kept once it is over: after an interruption the same command goes on
-    with those that are missing. A run takes 5 to 30 s; what it says does not depend on how busy the machine is.
-    """
-    from weft_stage.machine import origin
-    from weft_trouble import faults as bench
-    from weft_trouble.through_faults import measure
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
-    raw, patterns = docs / "raw" / "faults.jsonl", [pattern.strip() for pattern in only.split(",")]
-    if not (wanted := bench.chosen(patterns)):
-        raise typer.BadParameter(f"--only {only!r}: no cell; `weft bench faults --cells` lists them")
-    runs = bench.missing(wanted, repeat, read(raw) if raw.exists() and not again else ())[:at_most]
-    if cells:
-        return typer.echo("\n".join(bench.listing(wanted, runs)))
-    with failures_told(), progress("faults", len(runs)) as advance, ExitStack() as ends:
-        data = folder or Path(ends.enter_context(TemporaryDirectory(prefix="weft-bench-")))
-        of = origin()
-
-        def keep_run(run: bench.Run) -> None:
-            append(raw, bench.lines(of, run))
-            advance(1)
-
-        try:
-            if runs:
-                asyncio.run(measure(runs, data, seed, keep_run, complain))
-        finally:
-            keep("faults", bench.__doc__ or "", (), docs, bench.page)
-
-
-@app.command()
-def soak(
-    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes that it takes.")] = 75,
-    warm_minutes: Annotated[float, typer.Option(min=0, help="Minutes before slopes are taken.")] = 15,
-    seed: Annotated[int, typer.Option(help="Seed of what is done.")] = 0,
-    folder: Folder = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Everything at once for hours: what each process needs of memory, descriptors, threads; answers stay right.
-
-    Starts its own stack on free ports. Slopes do not depend on how busy the machine is; how much is done does.
-    """
-    from weft_bench.charts import Point, curves
-    from weft_stage.machine import origin
-    from weft_trouble import soak as bench
-    from weft_trouble.through_soak import measure
-
-    def drawn(resident_mb: bench.Curves) -> str:
-        series = {name: [Point(*point) for point in points] for name, points in resident_mb.items()}
-        return curves("resident memory of each process", "minutes", "MB", series)
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
-    if warm_minutes >= minutes:
-        raise typer.BadParameter(f"--warm-minutes {warm_minutes:g}: less than --minutes {minutes:g}")
-    with failures_told(), progress("soak", round(60 * minutes)) as advance, ExitStack() as ends:
-        data = folder or Path(ends.enter_context(TemporaryDirectory(prefix="weft-bench-")))
-        lines = asyncio.run(
-            measure(data, origin(), seed, minutes=minutes, warm_minutes=warm_minutes, advance=advance, say=complain)
-        )
-        keep("soak", bench.__doc__ or "", lines, docs, partial(bench.page, docs=docs, draw=drawn))
-
-
-@app.command()
-def clients(
-    only: Annotated[str, typer.Option(help="Crowds, separated by commas.")] = ",".join(CROWDS),
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds without and beside each crowd.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Crowds of idle, slow, stopped and flooding clients: what others notice, and the gateway's memory.
-
-    Starts its own stack on free ports; 17 minutes. Needs 10,000 free descriptors and two cores with nothing else on.
-    """
-    from weft_stage.machine import origin
-    from weft_trouble import clients as bench
-    from weft_trouble.through_clients import measure
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
-    crowds = among("only", only, CROWDS)
-    with failures_told():
-        lines = asyncio.run(measure(crowds, repeat, seed, origin(), complain))
-        keep("clients", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
-def histories(
-    minutes: Annotated[float, typer.Option(min=0.1, help="Minutes that it takes.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of what is done.")] = 0,
-    folder: Folder = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Many clients publish, delete, ask, make and revoke keys; what each saw is recorded, and checked afterwards.
-
-    Starts its own stack on free ports. What it says does not depend on how busy the machine is.
-    """
-    from weft_stage.machine import origin
-    from weft_trouble import histories as bench
-    from weft_trouble.through_histories import measure
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
-    with failures_told(), ExitStack() as ends:
-        data = folder or Path(ends.enter_context(TemporaryDirectory(prefix="weft-bench-")))
-        lines, _ = asyncio.run(measure(data, origin(), seed, minutes=minutes, say=complain))
-        keep("histories", bench.__doc__ or "", lines, docs)
-
-
-@app.command("side-channels")
-def side_channels(
-    requests: Annotated[int, typer.Option(min=10, help="Requests of each kind.")] = 400,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """What a tenant can learn from the time of its own requests: others' prompts, models, keys, load.
-
-    Starts its own stack on free ports. Both kinds of requests are sent in turn, on a busy machine too.
-    """
-    from weft_stage.machine import origin
-    from weft_trouble import side_channels as bench
-    from weft_trouble.through_side_channels import measure
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
-    with failures_told():
-        lines = asyncio.run(measure(requests, seed, origin(), complain))
-        keep("side-channels", bench.__doc__ or "", lines, docs)
 
 
 def _add(name: str, benchmark: Benchmark) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_stage.lines import BadTarget, Origin, append, is_met, missed, newest, read
+from weft_stage.lines import BadTarget, Origin, append, is_met, missed, newest, read, write
 
 HERE = Origin(command="weft bench x", machine="box", versions="Python 3.11")
 
@@ -17,12 +17,15 @@ def test_lines_survive_a_round_trip_through_the_file(tmp_path: Path) -> None:
     assert (lines[0].ratio, lines[0].met, lines[1].met) == (2.5, True, None)
 
 
-def test_the_newest_line_of_a_case_metric_and_machine_counts() -> None:
+def test_the_newest_line_of_a_case_and_metric_counts_on_whichever_machine(tmp_path: Path) -> None:
     elsewhere = Origin(command="c", machine="other", versions="v")
-    lines = [HERE.line("a", "m", v, "s", target="<= 2") for v in (1.0, 3.0)]
-    lines.append(elsewhere.line("a", "m", 1.0, "s", target="<= 2"))
-    assert [line.value for line in newest(lines)] == [3.0, 1.0]
-    assert [line.machine for line in missed(lines)] == ["box"]
+    lines = [elsewhere.line("a", "m", 1.0, "s", target="<= 2")]
+    lines += [HERE.line(case, "m", 3.0, "s", target="<= 2") for case in ("a", "b")]
+    assert newest(lines) == lines[1:]
+    assert missed(lines) == lines[1:]
+    append(tmp_path / "x.jsonl", lines)
+    write(tmp_path / "x.jsonl", newest(lines))
+    assert read(tmp_path / "x.jsonl") == lines[1:]
 
 
 def test_an_unmeasured_target_is_missed() -> None:

@@ -47,5 +47,4 @@ def test_the_slope_is_taken_after_the_warm_up_and_of_those_that_lived_throughout
     line = figure(found, "gateway", "resident, slope")
     assert (line.value, line.unit, line.met) == (60.0, "MB/h", False)
     assert figure(found, "gateway", "threads, slope").met
-    assert figure(found, "gateway", "resident at minute 15").value == 250.0
     assert "runner" not in {line.case for line in found}

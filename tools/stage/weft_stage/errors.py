@@ -1,6 +1,7 @@
 """What stops a benchmark, told to the person who started it.
 
 BenchFailed
+|- BadOption      an option that does not fit the others
 |- StackFailed    a process of ours ended, or did not get ready (stack.py)
 |- NoResources    the API server does not know our resources
 |- NotInTime      objects did not come to what was waited for
@@ -17,6 +18,13 @@ BenchFailed
 
 class BenchFailed(RuntimeError):
     """The message says what happened and, where it can be known, what to do."""
+
+
+class BadOption(BenchFailed):
+    """An option that does not fit; the message names the option, what it has to be, and the remedy."""
+
+    def __init__(self, option: str, expected: str, given: str, remedy: str = "") -> None:
+        super().__init__(f"{option}: expected {expected}, got {given!r}{'; ' if remedy else ''}{remedy}")
 
 
 class BadData(BenchFailed):

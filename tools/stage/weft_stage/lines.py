@@ -45,12 +45,9 @@ class Line:
     date: str = ""
 
     @property
-    def key(self) -> tuple[str, ...]:
-        """What a figure is recognized by, the newest line of a key being the one that counts.
-
-        What a run found the machine to be stands beside that run's figures.
-        """
-        return self.case, self.metric, self.machine, *(self.run if self.of_machine else ())
+    def key(self) -> tuple[str, str]:
+        """Return what a figure is recognised by: the newest line of a key counts, on whichever machine."""
+        return self.case, self.metric
 
     @property
     def run(self) -> tuple[str, str]:

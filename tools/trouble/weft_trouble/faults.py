@@ -39,20 +39,19 @@ applied at that moment, too. *disk-full*: for 10 s its files can be made no larg
 asks for more than 64 KiB the kernel kills it.
 
 Two requests more are sent right after the strike, and another every 2 s of a stop or stall. Every token and its log
-probability are compared with those of the same request without a fault: *lost*, *repeated* and *wrong* are tokens,
-*failed* are streams that ended with an error. *longest gap* is the longest time without a token, of each stream that
-ended after the strike; of a request that was sent meanwhile, also its time to the first token. A run counts once
-everything is ready and idle again, the store has one outcome of each stream, and no log says that an invariant broke.
-The row *kills and stops* adds up the cells *kill*, *stop*, *failover* and *out-of-memory*.
+probability are compared with those of the same request without a fault. *longest gap* is the longest time without a
+token, of each stream that ended after the strike; of a request that was sent meanwhile, also its time to the first
+token. A run counts once everything is ready and idle again, the store has one outcome of each stream, and no log says
+that an invariant broke.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import chain, count, islice, product
+from itertools import product
 
-from weft_stage.lines import Line, Origin, newest, percentile
+from weft_stage.lines import Line, Origin, percentile
 from weft_trouble.fault_host import CLOCK_FAULTS, DISK_FAULTS, OUT_OF_MEMORY
 from weft_trouble.fault_streams import Difference
 
@@ -87,17 +86,8 @@ NOT_AVAILABLE = {  # cells of the matrix that cannot be struck, and why
     "cut client to *, abandon client to *": "a stream ends with its client's connection; it is not resumed",
 }
 TOKENS = ("lost", "repeated", "wrong")
-STRUCK, FAILED, GAP_P50, GAP_MAX, HEALTHY = (
-    "streams",
-    "failed",
-    "longest gap p50",
-    "longest gap",
-    "ready and idle again",
-)
-HEAD = (
-    "| cell | runs | streams | lost | repeated | wrong | failed | longest gap p50, s | max, s | idle again after, s |\n"
-    "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
-)
+STRUCK, WRONG = "streams struck", "tokens lost, repeated or wrong, and streams failed"
+GAP_P50, GAP_MAX, HEALTHY = "longest gap p50", "longest gap", "ready and idle again after"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +132,15 @@ class Cell:
         """True for a fault at the link that KV takes."""
         return self.target == RUNNERS
 
+    @property
+    def kind(self) -> str:
+        """Return the kind of fault, by which runs are summed."""
+        if self.of_store:
+            return f"{self.fault} {self.target}"
+        if self.is_link:
+            return f"{self.fault} {'KV link' if self.between_runners else 'link'}"
+        return f"{'split ' if self.split else ''}{self.fault}"
+
     def __str__(self) -> str:
         if self.meshed:
             return f"{self.fault} {f'{self.source} to' if self.source else 'at'} {self.target} {self.phase}"
@@ -171,11 +170,6 @@ CELLS = [
     *(Cell(LOSS, target, "loading" if target == "depot" else "decode") for target in LOSSY),
 ]
 
-KINDS = {  # rows that add up
-    "kills and stops": [cell for cell in CELLS if cell.fault in ("kill", "stop", "failover", OUT_OF_MEMORY)],
-    "all": CELLS,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -195,76 +189,31 @@ def chosen(patterns: Sequence[str]) -> list[Cell]:
     return [cell for cell in CELLS if any(fnmatch(str(cell), pattern) for pattern in patterns)]
 
 
-def missing(cells: Sequence[Cell], repeat: int, lines: Iterable[Line]) -> list[tuple[Cell, int]]:
-    """Return the runs to do until each cell has `repeat`, on any machines: the first of each cell, then the second."""
-    there = {(line.case, line.machine) for line in lines if line.metric == HEALTHY}
-    runs_of = Counter(_cell_of(case) for case, _ in there)
-    cases, found = {case for case, _ in there}, list[tuple[Cell, int]]()
-    for cell in cells:
-        unused = (number for number in count(1) if _case(cell, number) not in cases)
-        found += [(cell, number) for number in islice(unused, max(repeat - runs_of[str(cell)], 0))]
-    return sorted(found, key=lambda run: run[1])
+def listing(cells: Iterable[Cell]) -> Iterator[str]:
+    """Yield a line for each cell, and one for each that cannot be struck."""
+    yield from map(str, cells)
+    for pattern, reason in NOT_AVAILABLE.items():
+        yield f"{pattern}: not available: {reason}"
 
 
-def listing(cells: Iterable[Cell], runs: Sequence[tuple[Cell, int]]) -> Iterator[str]:
-    """Yield a line for each cell, with its missing runs, and one for each that cannot be struck."""
-    for cell in cells:
-        yield f"{cell}: {sum(cell == one for one, _ in runs)} runs are missing"
-    for pattern, why in NOT_AVAILABLE.items():
-        yield f"{pattern}: not available: {why}"
+def lines(origin: Origin, runs: Sequence[Run]) -> Iterator[Line]:
+    """Yield the figures of each kind of fault, summed over its runs."""
+    by_kind = defaultdict[str, list[Run]](list)
+    for run in runs:
+        by_kind[run.cell.kind].append(run)
+    for kind, of_kind in by_kind.items():
+        gaps_s = [gap_s for run in of_kind for gap_s in run.gaps_s]
+        wrong = sum(sum(getattr(run.difference, count) for count in TOKENS) + run.failed for run in of_kind)
+        yield origin.line(kind, "runs", len(of_kind), "runs")
+        yield origin.line(kind, STRUCK, sum(run.struck for run in of_kind), "streams")
+        yield origin.line(kind, WRONG, wrong, "", target="<= 0")
+        yield origin.line(kind, GAP_P50, percentile(gaps_s, 50), "s")
+        yield origin.line(kind, GAP_MAX, max(gaps_s), "s")
+        yield origin.line(kind, HEALTHY, max(run.healthy_s for run in of_kind), "s")
 
 
-def lines(origin: Origin, run: Run) -> Iterator[Line]:
-    """Yield the figures of one run."""
-    case = _case(run.cell, run.number)
-    yield origin.line(case, STRUCK, run.struck, "streams", target=f">= {MIN_STREAMS}")
-    for metric in TOKENS:
-        yield origin.line(case, metric, getattr(run.difference, metric), "tokens", target="<= 0")
-    yield origin.line(case, FAILED, run.failed, "streams", target="<= 0")
-    yield origin.line(case, GAP_P50, percentile(run.gaps_s, 50), "s")
-    yield origin.line(case, GAP_MAX, max(run.gaps_s), "s")
-    yield origin.line(case, HEALTHY, run.healthy_s, "s")
-
-
-def page(name: str, about: str, lines: Iterable[Line]) -> str:
-    """Render the page: a row for each cell, of the newest of its runs with one number on one machine, and a sum."""
-    parts, found = [f"# Benchmark: {name}", about.strip()], newest(lines)
-    if found:
-        dates = sorted(line.date[:10] for line in found)
-        origins = dict.fromkeys(f"- {line.machine}, {line.versions}" for line in found)
-        parts += [f"`weft bench {name}`, {dates[0]} to {dates[-1]}, on", "\n".join(origins)]
-        parts.append("\n".join([HEAD, *_rows(found)]))
-    parts.append("Not struck:\n\n" + "\n".join(f"- `{cells}`: {why}." for cells, why in NOT_AVAILABLE.items()))
-    parts.append(f"Raw lines: `docs/benchmarks/raw/{name}.jsonl`. This page is written by `weft bench {name}`.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _rows(lines: Iterable[Line]) -> Iterator[str]:
-    of_cells = defaultdict[str, list[Line]](list)
-    for line in lines:
-        of_cells[_cell_of(line.case)].append(line)
-    for cell in CELLS:
-        if of_cell := of_cells[str(cell)]:
-            yield _row(str(cell), of_cell)
-    of_all = {kind: list(chain.from_iterable(of_cells[str(cell)] for cell in cells)) for kind, cells in KINDS.items()}
-    yield from (_row(f"**{kind}**", of_kind) for kind, of_kind in of_all.items() if of_kind)
-
-
-def _row(name: str, lines: Iterable[Line]) -> str:
-    by_metric = defaultdict[str, list[float]](list)
-    for line in lines:
-        if line.value is not None:
-            by_metric[line.metric].append(line.value)
-    sums = [f"{sum(by_metric[metric]):.0f}" for metric in (STRUCK, *TOKENS, FAILED)]
-    p50, longest, healthy = percentile(by_metric[GAP_P50], 50), max(by_metric[GAP_MAX]), max(by_metric[HEALTHY])
-    runs = str(len(by_metric[HEALTHY]))
-    return "| " + " | ".join([name, runs, *sums, *(f"{s:.2f}" for s in (p50, longest, healthy))]) + " |"
-
-
-def _case(cell: Cell, number: int) -> str:
-    return f"{cell}, run {number}"
-
-
-def _cell_of(case: str) -> str:
-    """Return the name of the cell that a case is a run of."""
-    return case.rpartition(", run ")[0]
+def told(run: Run) -> str:
+    """Return one run in a line of text."""
+    difference = ", ".join(f"{getattr(run.difference, count)} {count}" for count in TOKENS)
+    figures = f"{run.struck} streams, {difference}, {run.failed} failed, longest gap {max(run.gaps_s):.2f} s"
+    return f"{run.cell}, run {run.number}: {figures}"

@@ -13,24 +13,18 @@ came or went meanwhile (runners of the scaled pool) have none. Once everything i
 free.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from itertools import combinations, groupby
-from pathlib import Path
 from statistics import median
 
-from weft_stage.lines import Line, Origin, newest
-
-Curves = Mapping[str, Sequence[tuple[float, float]]]  # (minute, resident MB) of each process
-Draw = Callable[[Curves], str]  # -> an SVG picture
+from weft_stage.lines import Line, Origin
 
 RESIDENT, DESCRIPTORS, THREADS = "resident", "descriptors", "threads"
 UNITS = {RESIDENT: "MB", DESCRIPTORS: "descriptors", THREADS: "threads"}
 TARGETS = {RESIDENT: "<= 2", DESCRIPTORS: "<= 1", THREADS: "<= 1"}  # an hour
-STACK, HOUR_S, EVERY_MINUTES = "the stack", 3600.0, 5
+STACK, HOUR_S = "the stack", 3600.0
 MAX_PAIRED_SAMPLES = 400  # samples whose pairs a slope takes
-WRITTEN_S = 30  # the lines of a soak are written within
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +65,6 @@ def lines(
             late = [point for point in series if point[0] * HOUR_S >= warm_s]
             yield origin.line(process[0], f"{need}, slope", slope(late), f"{unit}/h", target=TARGETS[need])
             yield origin.line(process[0], f"{need}, most", max(value for _, value in series), unit)
-        for minute in range(0, int(end / 60) + 1, EVERY_MINUTES):
-            nearest = min(mine, key=lambda sample: abs(sample.at_s - 60 * minute))
-            yield origin.line(process[0], f"{RESIDENT} at minute {minute}", nearest.needs[RESIDENT], UNITS[RESIDENT])
     yield origin.line(STACK, "minutes", end / 60, "minutes")
     yield origin.line(STACK, "minutes of warm-up", warm_s / 60, "minutes")
     for activity, count in sorted(done.right.items()):
@@ -82,56 +73,3 @@ def lines(
     yield origin.line(STACK, "runners whose pages do not balance", len(done.unbalanced), "runners", target="<= 0")
     for what, grown in sorted(stack.items()):
         yield origin.line(STACK, f"growth: {what}", grown, "an hour")
-
-
-def page(name: str, about: str, found: Iterable[Line], *, docs: Path, draw: Draw) -> str:
-    """Render the page: for the last soak of each machine what grew, and a picture below `docs`."""
-    parts = [f"# Benchmark: {name}", about.strip()]
-    current = sorted(newest(found), key=lambda line: line.machine)
-    for number, (machine, of) in enumerate(groupby(current, key=lambda line: line.machine)):
-        last, mine = _last_soak(list(of))
-        whole = {line.metric: line for line in mine if line.case == STACK}
-        minutes, warm = (whole[metric].value or 0.0 for metric in ("minutes", "minutes of warm-up"))
-        missed = [line for line in mine if line.target and line.met is not True]
-        picture = docs / "pictures" / (f"soak-{number}.svg" if number else "soak.svg")
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        picture.write_text(draw(_resident_mb(mine)), encoding="utf-8")
-        parts += [
-            f"## {machine}",
-            f"{last.date[:10]}, `{last.command}`, {last.versions}: {minutes:.0f} minutes, of which {warm:.0f} warm up.",
-            f"**{'held' if not missed else 'missed: ' + '; '.join(f'{one.case}, {one.metric}' for one in missed)}**",
-            "\n".join(_needs(mine)),
-            "\n".join(["| | |", "|---|---:|", *(f"| {m} | {_plain(line)} |" for m, line in whole.items())]),
-            f"![resident memory of each process](pictures/{picture.name})",
-        ]
-    parts.append(f"Raw lines: `docs/benchmarks/raw/{name}.jsonl`. This page is written by `weft bench {name}`.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _last_soak(of_machine: Sequence[Line]) -> tuple[Line, list[Line]]:
-    """Return a machine's newest line, and the lines that were written with it: an older soak may have been longer."""
-    last = max(of_machine, key=lambda line: line.date)
-    since = (datetime.fromisoformat(last.date) - timedelta(seconds=WRITTEN_S)).isoformat(timespec="seconds")
-    return last, [line for line in of_machine if line.date >= since]
-
-
-def _needs(mine: Sequence[Line]) -> Iterator[str]:
-    yield "| process | " + " | ".join(f"{need}, slope | most" for need in UNITS) + " |"
-    yield "|---|" + "---:|" * (2 * len(UNITS))
-    values = {(line.case, line.metric): line for line in mine}
-    for process in sorted({line.case for line in mine} - {STACK}):
-        cells = (values[process, f"{need}, {of}"] for need in UNITS for of in ("slope", "most"))
-        yield f"| {process} | " + " | ".join(_plain(line) for line in cells) + " |"
-
-
-def _plain(line: Line) -> str:
-    value = line.value or 0.0
-    return f"{value:,.0f} {line.unit}" if value == int(value) else f"{value:,.2f} {line.unit}"
-
-
-def _resident_mb(mine: Sequence[Line]) -> Curves:
-    series: dict[str, list[tuple[float, float]]] = {}
-    for line in mine:
-        if line.metric.startswith(f"{RESIDENT} at minute "):
-            series.setdefault(line.case, []).append((float(line.metric.rpartition(" ")[2]), line.value or 0.0))
-    return series
