@@ -21,6 +21,11 @@ def option(default: Any, help: str, choices: Collection[str] = (), minimum: floa
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
+def option_flag(name: str) -> str:
+    """Return the flag of a field: `max_rounds` is `--max-rounds`, `of_` is `--of`."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
 def parse(name: str, options: type[Options], words: Sequence[str], docs: Path) -> tuple[Options, Path]:
     """Parse the words of `weft bench NAME`. Returns the options and the folder of pages (`--docs`).
 
@@ -40,7 +45,7 @@ def parse(name: str, options: type[Options], words: Sequence[str], docs: Path) -
 
 
 def _add(parser: argparse.ArgumentParser, each: Field[Any], kind: Any) -> None:
-    flag, metadata = "--" + each.name.rstrip("_").replace("_", "-"), each.metadata
+    flag, metadata = option_flag(each.name), each.metadata
     choices: tuple[str, ...] = metadata["choices"]
     notes = [", ".join(choices)] if choices else []
     notes += [f"default: {_shown(each.default)}"] if each.default not in (MISSING, None, False) else []
