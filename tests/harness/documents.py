@@ -66,11 +66,14 @@ def _name(page: Path) -> str:
 
 def _missing_tests(features: str) -> Iterator[str]:
     for command in sorted(set(re.findall(r"`pytest (tests/[^`]+)`", features))):
-        path, _, selection = command.partition(" -k ")
-        files = [ROOT / path] if path.endswith(".py") else sorted((ROOT / path).rglob("test_*.py"))
-        tests = [name for file in files if file.exists() for name in re.findall(r"def (test_\w+)", file.read_text())]
-        if not any(selection in name for name in tests):
+        paths, _, selection = command.partition(" -k ")
+        if not all(any(selection in name for name in _tests(ROOT / path)) for path in paths.split()):
             yield command
+
+
+def _tests(path: Path) -> list[str]:
+    files = [path] if path.suffix == ".py" else sorted(path.rglob("test_*.py"))
+    return [name for file in files if file.exists() for name in re.findall(r"def (test_\w+)", file.read_text())]
 
 
 def _missing_files(features: str) -> list[str]:
