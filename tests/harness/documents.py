@@ -35,6 +35,8 @@ OF_OTHERS = {  # flags of kubectl, helm and podman
     "server-side", "set", "take-ownership", "timeout", "type", "values", "wait",
 }  # fmt: skip
 TESTED = ("docs/features.md", "docs/threat-model.md")  # what they say is shown by tests
+SHORT_CELLS = ("docs/features.md", "docs/reference/")
+MAX_CELL_CHARACTERS = 200  # characters of its Markdown; more goes into a section that the cell links
 NOT_OURS = ("docs/benchmarks", "docs/plans", "examples")  # flags as they were then; of train.py
 
 
@@ -48,6 +50,8 @@ def faults() -> Iterator[str]:
     yield from _reasons(REASONS.read_text())
     flags = known_flags() | OF_OTHERS
     for page in PAGES:
+        if _name(page).startswith(SHORT_CELLS):
+            yield from (f"{_name(page)}:{fault}" for fault in _long_cells(page.read_text()))
         if not _name(page).startswith(NOT_OURS):
             yield from (f"{_name(page)}: no command has the flag --{flag}" for flag in sorted(_flags(page) - flags))
 
@@ -70,11 +74,14 @@ def _name(page: Path) -> str:
 
 def _missing_tests(features: str) -> Iterator[str]:
     for command in sorted(set(re.findall(r"`pytest (tests/[^`]+)`", features))):
-        path, _, selection = command.partition(" -k ")
-        files = [ROOT / path] if path.endswith(".py") else sorted((ROOT / path).rglob("test_*.py"))
-        tests = [name for file in files if file.exists() for name in re.findall(r"def (test_\w+)", file.read_text())]
-        if not any(selection in name for name in tests):
+        paths, _, selection = command.partition(" -k ")
+        if not all(any(selection in name for name in _tests(ROOT / path)) for path in paths.split()):
             yield command
+
+
+def _tests(path: Path) -> list[str]:
+    files = [path] if path.suffix == ".py" else sorted(path.rglob("test_*.py"))
+    return [name for file in files if file.exists() for name in re.findall(r"def (test_\w+)", file.read_text())]
 
 
 def _missing_files(features: str) -> list[str]:
@@ -82,6 +89,14 @@ def _missing_files(features: str) -> list[str]:
     roots = [ROOT, *ROOT.glob("services/*"), *ROOT.glob("services/*/weft_*")]
     roots += [ROOT / name for name in ("sim", "train", "operator", "kernels")]
     return sorted(name for name in names if not any((root / name).exists() for root in roots))
+
+
+def _long_cells(page: str) -> Iterator[str]:
+    """Yield `LINE: what is wrong` for each cell of a table that is too long."""
+    for number, line in enumerate(page.splitlines(), 1):
+        for cell in re.split(r"(?<!\\)\|", line) if line.lstrip().startswith("|") else ():
+            if (length := len(cell.strip())) > MAX_CELL_CHARACTERS:
+                yield f"{number}: expected at most {MAX_CELL_CHARACTERS} characters in a cell, got {length}"
 
 
 def _reasons(page: str) -> Iterator[str]:

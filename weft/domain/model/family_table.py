@@ -94,23 +94,23 @@ def _differences(family: Family) -> Iterator[str]:
         case Windows.BY_LAYER:
             yield "windows in some layers, where they are used"
         case Windows.INTERVAL:
-            yield f"windows in all but the last of each {family.full_interval[0]} layers"
+            yield f"windows except in the last of {family.full_interval[0]} layers"
         case Windows.NONE:
             pass
     if family.layer_norm:
         yield "LayerNorm"
     match family.norms:
         case Norms.POST:
-            yield "norms behind attention and MLP alone"
+            yield "post-norms alone"
         case Norms.BOTH:
-            yield "norms before and behind attention and MLP"
+            yield "pre- and post-norms"
         case Norms.PRE:
             pass
     if family.norm_offset:
         yield "norms of 1 + w"
     match family.head_norms:
         case HeadNorms.EACH:
-            yield "q and k normed, each head"
+            yield "q and k normed by head"
         case HeadNorms.ALL:
             yield "q and k normed, all heads together"
         case HeadNorms.NONE:
