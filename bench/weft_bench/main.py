@@ -379,21 +379,24 @@ def turns(
     Example: git worktree add ../old HEAD~1; weft bench turns --old ../old --adapters base,Distinct --target-percent 2
     """
     from weft_bench import turns as bench
+    from weft_bench.cpu_models import cache_dir
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped worker must not outlive this process
     wanted, counts = among("cases", cases, bench.CASES), _numbers("rows", rows)
-    chosen, kinds = among("shapes", shapes, SHAPE_NAMES), among("adapters", adapters, bench.POPULARITIES)
-    amounts = bench.Amounts(rounds, target_percent, max(rounds, max_rounds or 10 * rounds))
-    options = bench.EngineOptions(models or bench.models_dir(), dtype, level, threads, seed)
+    chosen, kinds = among("shapes", shapes, SHAPE_NAMES), among("adapters", adapters, bench.ADAPTERS)
+    options = bench.Options(
+        models or cache_dir(), dtype, level, threads, seed, rounds, target_percent,
+        max(rounds, max_rounds or 10 * rounds),
+    )  # fmt: skip
+    results = list[bench.Result]()
     with failures_told():
-        made = bench.cases_of(wanted, chosen, counts, kinds, options.folder)
-        results = list[bench.Result]()
+        made = bench.cases_of(wanted, chosen, counts, kinds, options.models)
         with progress("turns", len(made) * rounds) as advance:
-            for result in bench.measure(old, new, made, options, amounts, complain, advance):
-                typer.echo("\n" * sys.stderr.isatty() + ("" if results else f"{bench.HEADER}\n") + bench.row(result))
+            for result in bench.measure(old, new, made, options, complain, advance):
+                typer.echo("\n" * sys.stderr.isatty() + ("" if results else f"{bench.HEADER}\n") + result.row())
                 results.append(result)
         for result in results:
-            typer.echo(bench.verdict(result, amounts))
+            typer.echo(result.verdict(options))
 
 
 @app.command()
