@@ -102,7 +102,9 @@ class Worker:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 raise PeerFailed(f"{self.name} did not answer within {timeout_s:.0f} s\n{self._said()}")
-        return self._process.stdout.readline()
+        if not (line := self._process.stdout.readline()):
+            raise PeerFailed(f"{self.name} ended\n{self._said()}")
+        return line
 
     def _said(self) -> str:
         """Return the end of what the worker printed."""

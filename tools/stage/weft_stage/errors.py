@@ -12,6 +12,7 @@ BenchFailed
 |- BadData        a data set lacks a column, or names what is not known (data.py)
 |- BadTable       a table of answers that cannot be read, or a model that no table can end (trace_executor.py)
 |- NoGroup        no memory control group can be made (memory_group.py)
+|- NotCheckout    a folder has no checkout of Weft (turns.py)
 `- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)
 """
 
@@ -69,6 +70,10 @@ class NoGroup(BenchFailed):
 
 class BadTable(BenchFailed):
     """A table of answers is none, or its answers cannot end; the message names the line."""
+
+
+class NotCheckout(BenchFailed):
+    """A folder that has no checkout of Weft; the message names what is missing."""
 
 
 class OutOfTime(BenchFailed):
