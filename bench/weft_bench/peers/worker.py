@@ -57,11 +57,10 @@ class Worker:
         except OSError as error:
             raise PeerFailed(f"{self.name} cannot be started: {error}") from error
         try:
-            self.versions = str(self._exchange(self._work, START_S)["ready"])
+            self.versions = str(self.ask(self._work, START_S)["ready"])
         except BaseException:
             self.__exit__()
             raise
-        self._signal(signal.SIGSTOP)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,21 +78,14 @@ class Worker:
         answer = self.ask({"prompts": prompts, "tokens": tokens})
         return Ran(float(answer["seconds"]), tuple((count, adapter) for count, adapter in answer["rows"]))
 
-    def ask(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to these arguments of the worker's module."""
-        self._signal(signal.SIGCONT)
-        try:
-            return self._exchange(arguments, self._answer_s)
-        finally:
-            self._signal(signal.SIGSTOP)
-
-    def _exchange(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Write a line and read the answer, which is short and written in one piece."""
-        stdin, stdout = self._process.stdin, self._process.stdout
+    def ask(self, arguments: Mapping[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
+        """Return the answer of the worker's module, which is short and written in one piece."""
+        stdin, stdout, timeout_s = self._process.stdin, self._process.stdout, timeout_s or self._answer_s
         assert stdin is not None
         assert stdout is not None
+        self._signal(signal.SIGCONT)
         try:
-            stdin.write(json.dumps(message).encode() + b"\n")
+            stdin.write(json.dumps(arguments).encode() + b"\n")
             stdin.flush()
             with selectors.DefaultSelector() as selector:
                 selector.register(stdout, selectors.EVENT_READ)
@@ -103,6 +95,8 @@ class Worker:
         except (OSError, ValueError) as error:
             said = self._log.read_text(errors="replace")[-SAID_CHARS:]
             raise PeerFailed(f"{self.name} did not answer: {error}\n{said}") from error
+        finally:
+            self._signal(signal.SIGSTOP)
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
