@@ -1,7 +1,7 @@
 """Benchmarks that assert, on stacks of their own: faults, a soak, crowds of clients, histories, side channels."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,7 +71,7 @@ def side_channels(options: SideChannels, run: Run) -> Iterable[Line]:
 
 
 @contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
+def _folder(given: Path | None) -> Generator[Path]:
     """Yield the folder of data and logs: the given one, which stays, or a temporary one."""
     if given is not None:
         yield given
