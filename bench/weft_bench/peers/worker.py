@@ -1,8 +1,7 @@
-"""A worker: another engine in a process of its own, asked through pipes; stopped (SIGSTOP) while it is not asked.
+"""A worker: an engine in a process of its own, asked through pipes; see `serve.py`.
 
-A peer's idle threads may spin, and so may ours: whoever is not measured does not run at all. Its process group is
-paused and resumed as a whole, since some engines have processes of their own. What it prints is kept in a file and
-told when it fails.
+Idle threads of an engine may spin. A worker's process group is therefore stopped while the worker is not asked. What
+the engine prints is kept in a file, and its end is part of an error.
 """
 
 import json
@@ -14,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from weft_stage.errors import PeerFailed
 
+SERVE = Path(__file__).parent / "serve.py"
 START_S = 900.0  # vllm compiles for minutes at its first start
 ANSWER_S = 600.0
 SAID_CHARS = 2000
@@ -26,15 +25,19 @@ SAID_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A batch as the worker ran it: the seconds it took, and the tokens and the adapter of each row."""
+    """A batch that a worker ran: seconds, and (tokens, adapter's folder) of each row."""
 
     seconds: float
-    tokens: tuple[int, ...]
-    adapters: tuple[str | None, ...]
+    rows: tuple[tuple[int, str | None], ...]
+
+
+def command(python: Path | str, module: str) -> list[str]:
+    """Return the command of a worker."""
+    return [str(python), str(SERVE), module]
 
 
 class Worker:
-    """One process from enter to exit; paused whenever nobody waits for its answer. Raises PeerFailed."""
+    """One process from enter to exit. All methods raise PeerFailed."""
 
     def __init__(
         self, name: str, command: Sequence[str], work: Mapping[str, Any], log: Path,
@@ -45,82 +48,58 @@ class Worker:
         self._environment = {**os.environ, **(environment or {})}
 
     def __enter__(self) -> Self:
-        self._process = self._started()
         try:
-            self.versions = str(self._exchange(self._work, START_S)["ready"])
-        except BaseException:
-            self._kill()
-            raise
-        self._pause()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._kill()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Ran:
-        """Run these prompts as one batch. Raises PeerFailed."""
-        got = self.ask({"prompts": prompts, "tokens": tokens})
-        return Ran(float(got["seconds"]), tuple(got["tokens"]), tuple(got["adapters"]))
-
-    def ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to what this worker's script understands. Raises PeerFailed."""
-        self._signal(signal.SIGCONT)
-        try:
-            return self._exchange(what, self._answer_s)
-        finally:
-            self._pause()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        with self._log.open("wb") as log:
-            try:
-                return subprocess.Popen(
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
                     self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
                     env=self._environment,
                 )  # fmt: skip
-            except OSError as error:
-                raise PeerFailed(f"{self.name} cannot be started: {error}") from error
-
-    def _exchange(self, what: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        assert self._process.stdin is not None
+        except OSError as error:
+            raise PeerFailed(f"{self.name} cannot be started: {error}") from error
         try:
-            self._process.stdin.write(json.dumps(what).encode() + b"\n")
-            self._process.stdin.flush()
-            return json.loads(self._line(timeout_s))
-        except (OSError, ValueError) as error:
-            raise PeerFailed(f"{self.name} did not answer: {error}\n{self._said()}") from error
+            self.versions = str(self.ask(self._work, START_S)["ready"])
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
-    def _line(self, timeout_s: float) -> bytes:
-        """Read the worker's next answer: short, and written in one piece."""
-        assert self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(timeout_s):
-                raise PeerFailed(f"{self.name} did not answer within {timeout_s:.0f} s\n{self._said()}")
-        if not (line := self._process.stdout.readline()):
-            raise PeerFailed(f"{self.name} ended\n{self._said()}")
-        return line
+    def __exit__(self, *_: object) -> None:
+        self._signal(signal.SIGKILL)
+        with suppress(BrokenPipeError), self._process:
+            pass  # its pipes are closed
 
-    def _said(self) -> str:
-        """Return the end of what the worker printed."""
-        return self._log.read_text(errors="replace")[-SAID_CHARS:]
+    @property
+    def pid(self) -> int:
+        """Return the id of the process."""
+        return self._process.pid
 
-    def _pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Ran:
+        """Run these prompts as one batch."""
+        answer = self.ask({"prompts": prompts, "tokens": tokens})
+        return Ran(float(answer["seconds"]), tuple((count, adapter) for count, adapter in answer["rows"]))
+
+    def ask(self, arguments: Mapping[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
+        """Return the answer of the worker's module, which is short and written in one piece."""
+        stdin, stdout, timeout_s = self._process.stdin, self._process.stdout, timeout_s or self._answer_s
+        assert stdin is not None
+        assert stdout is not None
+        self._signal(signal.SIGCONT)
+        try:
+            stdin.write(json.dumps(arguments).encode() + b"\n")
+            stdin.flush()
+            with selectors.DefaultSelector() as selector:
+                selector.register(stdout, selectors.EVENT_READ)
+                if not selector.select(timeout_s):
+                    raise TimeoutError(f"nothing within {timeout_s:.0f} s")
+            if line := stdout.readline():
+                return json.loads(line)
+            raise EOFError("it ended")
+        except (OSError, EOFError, ValueError) as error:
+            said = self._log.read_text(errors="replace")[-SAID_CHARS:]
+            raise PeerFailed(f"{self.name} did not answer: {error}\n{said}") from error
+        finally:
+            self._signal(signal.SIGSTOP)
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-
-    def _kill(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()

