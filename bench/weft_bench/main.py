@@ -209,6 +209,68 @@ def speculate(
 
 
 @app.command()
+def turns(
+    old: Annotated[Path, typer.Option(help="The checkout to compare with: a folder with this repository's tree.")],
+    new: Annotated[Path, typer.Option(help="The checkout that is compared.")] = Path(),
+    cases: Annotated[
+        str, typer.Option(help="Cases, with commas: decode, prefill, reports, decisions, path, request, refused.")
+    ] = "decode,prefill",
+    shapes: Annotated[
+        str, typer.Option(help="Models of decode, prefill: tiny, small, m135, mid; with commas.")
+    ] = "m135",
+    rows: Annotated[str, typer.Option(help="Sequences of decode and prefill, with commas.")] = "1,16",
+    adapters: Annotated[
+        str, typer.Option(help="Their adapters: base, Identical, Uniform, Skewed, Distinct; with commas.")
+    ] = "base",
+    dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",
+    level: Annotated[str, typer.Option(help="Kernels: amx_bf16, avx512, avx2; default: the best.")] = "",
+    threads: Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: as a runner chooses.")] = 0,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each case, after one that warms up.")] = 20,
+    target_percent: Annotated[
+        float | None, typer.Option(min=0.1, help="More rounds of a case until its CPU interval is +-PERCENT.")
+    ] = None,
+    max_rounds: Annotated[int, typer.Option(min=0, help="Most rounds of a case; 0: 10 times --rounds.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    models: Models = None,
+) -> None:
+    """Two checkouts measured in turn: the ratio new / old of CPU and wall time, with its 95 % interval.
+
+    Each checkout has a worker process, which is stopped while the other one runs. A round measures every case on both
+    sides and gives one ratio; the order of the sides alternates. The table has the geometric mean of the ratios with
+    its interval, and the median time of a unit: a decode step of all rows, a prefill of all rows (prompts of 128
+    tokens), a report, a placement, a request.
+
+    How to read it: an interval that holds 1 shows no difference. 0.95 [0.93, 0.97] in the column CPU: new takes 3 to
+    7 % less. Measure a checkout against itself first: the interval is what this machine can tell, and --target-percent
+    says how many rounds it needs. CPU of decode and prefill is the engine's process; of request and refused, the
+    gateway's. reports, decisions and path are the cores alone, without network.
+
+    Kernels of a checkout are built at its first run, models are made at first use.
+
+    Example: git worktree add ../old HEAD~1; weft bench turns --old ../old --adapters base,Distinct --target-percent 2
+    """
+    from weft_bench import turns as bench
+    from weft_bench.cpu_models import cache_dir
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped worker must not outlive this process
+    wanted, counts = among("cases", cases, bench.CASES), _numbers("rows", rows)
+    chosen, kinds = among("shapes", shapes, SHAPE_NAMES), among("adapters", adapters, bench.ADAPTERS)
+    options = bench.Options(
+        models or cache_dir(), dtype, level, threads, seed, rounds, target_percent,
+        max(rounds, max_rounds or 10 * rounds),
+    )  # fmt: skip
+    results = list[bench.Result]()
+    with failures_told():
+        made = bench.cases_of(wanted, chosen, counts, kinds, options.models)
+        with progress("turns", len(made) * rounds) as advance:
+            for result in bench.measure(old, new, made, options, complain, advance):
+                typer.echo("\n" * sys.stderr.isatty() + ("" if results else f"{bench.HEADER}\n") + result.row())
+                results.append(result)
+        for result in results:
+            typer.echo(result.verdict(options))
+
+
+@app.command()
 def offload(
     cases: Annotated[str, typer.Option(help="cells, peers, plan, grid, schedule, ranks, with commas.")] = "cells",
     shapes: Annotated[str, typer.Option(help="Models: tiny, small, m135, mid; with commas.")] = "mid",

@@ -155,10 +155,8 @@ def _accelerate(place: Place) -> Made:
     kv = kv_bytes(shape, load.rows, load.prompt_tokens + load.tokens)
     beside = RUNTIME_BYTES + kv + place.batch.adapters_work(shape).n_bytes + 2 * BF16_BYTES * shape.layer_weights
     forget([place.model.base / "model.safetensors"])
-    work = {
-        "weights_bytes": max(0, int(place.limit - beside)), "folder": str(place.scratch),
-        "libraries": ("accelerate",),
-    }  # fmt: skip
+    weights_bytes, folder = max(0, int(place.limit - beside)), str(place.scratch)
+    work = {"weights_bytes": weights_bytes, "folder": folder, "libraries": ("accelerate",)}
     return command(sys.executable, "transformers_worker"), work
 
 
@@ -168,8 +166,7 @@ def _llama(place: Place) -> Made:
     folder, kind, peer = options.folder / model.name / "gguf", GGUF_KINDS[options.dtype], PEERS[LLAMA]
     files = gguf_files(options.peers_python, folder, kind, model.base, place.load.adapters)
     forget(folder.glob("*.gguf"))
-    work = {"gguf": files, "kind": kind, "libraries": peer.libraries}
-    return command(options.peers_python, peer.worker), work
+    return command(options.peers_python, peer.worker), {"gguf": files, "kind": kind, "libraries": peer.libraries}
 
 
 MAKERS: dict[str, Callable[[Place], Made]] = {OURS: _ours, ACCELERATE: _accelerate, LLAMA: _llama}

@@ -46,7 +46,7 @@ METRICS: dict[str, Callable[[Round, Load], float]] = {
     DECODE: Round.step_s, PREFILL: lambda each, _: each.prefill_s, WHOLE: lambda each, _: each.whole_s,
 }  # fmt: skip
 BATCHES: Mapping[str, Sequence[tuple[int, str]]] = {
-    "tiny": ((ROWS, BASE), (ROWS, IDENTICAL), (ROWS, DISTINCT)),
+    "tiny": ((ROWS, BASE), (ROWS, IDENTICAL), (ROWS, DISTINCT), (1, BASE)),
     "small": ((ROWS, BASE), (ROWS, DISTINCT), (LONG_ROWS, BASE), (LONG_ROWS, DISTINCT)),
     "m135": (
         (ROWS, BASE), (ROWS, IDENTICAL), (ROWS, DISTINCT), (1, BASE), (1, IDENTICAL), (LONG_ROWS, BASE),
@@ -106,10 +106,12 @@ def figures(options: Peers, run: Run) -> Iterator[Line]:
         os.environ[LEVEL_VARIABLE] = options.level  # of the workers' kernels, too
     for text in options.vllm_env:
         variables(text)
-    chosen, kernels = pythons(options, run), meter(options.threads or cpu_quota())
+    cases, chosen = batches(options), pythons(options, run)
+    kernels = meter(options.threads or cpu_quota())
+    level = kernels.library.level if isinstance(kernels, Native) else ""
     origin, machine, rng = run.origin("safetensors"), Machine.measured(kernels), random.Random(options.seed)
     yield from machine.lines(origin)
-    for case in cases(options, kernels.library.level if isinstance(kernels, Native) else ""):
+    for case in (_case(options, name, batch, level) for name, batch in cases):
         with TemporaryDirectory(prefix="weft-peers-") as scratch, ExitStack() as stack:
             workers = [stack.enter_context(each) for each in _workers(case, chosen, Path(scratch))]
             with run.progress(case.title, len(workers) * (options.repetitions + 1)) as advance:
@@ -137,16 +139,22 @@ def pythons(options: Peers, run: Run) -> dict[str, Path]:
     return chosen
 
 
-def cases(options: Peers, level: str) -> Iterator[Case]:
-    """Yield the chosen cases. Their adapters are written if they are missing."""
-    for name in options.shapes:
-        shape = EVERY_FAMILY[name]
-        for rows, popularity in BATCHES[name]:
-            if rows in options.rows and popularity in options.popularities:
-                batch, folder = Batch(rows, popularity), options.models or cache_dir()
-                made = [None if n is None else str(adapter(folder, name, shape, n, RANK)) for n in batch.adapters]
-                lengths = (LONG_TOKENS, 1) if rows == LONG_ROWS else (TOKENS, options.tokens)
-                yield Case(options, name, batch, Load(tuple(made), *lengths, shape.vocab), level)
+def batches(options: Peers) -> list[tuple[str, Batch]]:
+    """Return the chosen shapes and batches. Raises PeerFailed if there is none."""
+    every = [(name, Batch(*each)) for name in options.shapes for each in BATCHES[name]]
+    chosen = [(name, b) for name, b in every if b.rows in options.rows and b.popularity in options.popularities]
+    if not chosen:
+        names = "; ".join(sorted({batch.name for _, batch in every}))
+        raise PeerFailed(f"expected a case of these rows and popularities, got none; the shapes have: {names}")
+    return chosen
+
+
+def _case(options: Peers, name: str, batch: Batch, level: str) -> Case:
+    """Return a case. Its adapters are written if they are missing."""
+    shape, folder = EVERY_FAMILY[name], options.models or cache_dir()
+    made = [None if n is None else str(adapter(folder, name, shape, n, RANK)) for n in batch.adapters]
+    lengths = (LONG_TOKENS, 1) if batch.rows == LONG_ROWS else (TOKENS, options.tokens)
+    return Case(options, name, batch, Load(tuple(made), *lengths, shape.vocab), level)
 
 
 def variables(text: str) -> dict[str, str]:

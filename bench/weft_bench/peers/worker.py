@@ -91,8 +91,10 @@ class Worker:
                 selector.register(stdout, selectors.EVENT_READ)
                 if not selector.select(timeout_s):
                     raise TimeoutError(f"nothing within {timeout_s:.0f} s")
-            return json.loads(stdout.readline())
-        except (OSError, ValueError) as error:
+            if line := stdout.readline():
+                return json.loads(line)
+            raise EOFError("it ended")
+        except (OSError, EOFError, ValueError) as error:
             said = self._log.read_text(errors="replace")[-SAID_CHARS:]
             raise PeerFailed(f"{self.name} did not answer: {error}\n{said}") from error
         finally:
