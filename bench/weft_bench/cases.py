@@ -145,11 +145,60 @@ class SideChannels:
     seed: int = random_seed()
 
 
+# ---------------------------------------------------------------- offload, phases, lengths, control plane, path
+
+CONTROL_CASES = ("reports", "engine", "adapter", "table", "models", "decisions")
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """A model larger than its memory: tokens a second by budget and batch, against what disk and arithmetic allow.
+
+    `peers`: beside accelerate and llama.cpp in memory control groups, which take an administrator's rights. Packed
+    weights lie beside the models, on a file system with direct I/O. `--quick --shapes tiny` takes seconds.
+    """
+
+    cases: tuple[str, ...] = option(("cells",), "what is measured", ("cells", "peers"))
+    shapes: tuple[str, ...] = option(("mid",), "random models", SHAPES)
+    shares: tuple[int, ...] = option((25, 50, 100), "memory for weights, in percent of their bytes", minimum=1)
+    rows: tuple[int, ...] = option((1, 8, 16), "requests at a time", minimum=1)
+    popularities: tuple[str, ...] = option(("base", "Distinct"), "adapters of the rows", POPULARITIES)
+    dtype: str = option("bf16", "weights, as the runner's flag", ("bf16", "fp32", "int8", "int4"))
+    threads: int = option(0, "threads of the engine; 0: as a runner chooses", minimum=0)
+    wheels_python: Path | None = option(None, "a Python that has llama.cpp; default: an environment made for it")
+    quick: bool = quick_run()
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
 # ---------------------------------------------------------------- the table
 
 TROUBLE = "weft_bench.figures.trouble"
+SHOWN = {
+    "offload": ("output tokens", "of the bound", "times as fast"),
+    "phases": ("p99 TBT*", "p90 TTFT*", "throughput, of*"),
+    "transfer": (
+        "memcpy*", "shared memory", "TCP loopback", "TCP loopback, mutual TLS", "transfer after it", "*not hidden",
+        "*takes longer by",
+    ),
+    "predict": ("Kendall tau", "reserved / used", "overruns", "time a prompt*", "*after the drift*"),
+    "batch": ("token time", "interactive*p99*", "batch lines", "batch tokens/s*"),
+    "control": (
+        "*runners a core*", "a report", "scheduler, codec*", "*stall*", "CPU", "decision, p50", "decision, p99",
+        "all Ready", "*at rest", "weft get*", "deleted",
+    ),
+    "operator": (
+        "every status final", "reconcile p99", "CPU of the operator", "memory of the operator", "API writes",
+        "API writes for each adapter", "everything planned", "longest of*",
+    ),
+    "path": (
+        "output tokens", "time to first token p50", "time per output token p99", "CPU a request, gateway",
+        "CPU a request, all*", "tokens a second of*", "of the engine alone",
+    ),
+}  # fmt: skip
 BENCHMARKS: Mapping[str, Benchmark] = {
     "push": Benchmark(Push, "stack"),
+    "offload": Benchmark(Offload, "offload", SHOWN["offload"]),
     "faults": Benchmark(Faults, "reliability", ("streams struck", "tokens lost*", "longest gap"), f"{TROUBLE}:faults"),
     "soak": Benchmark(Soak, "reliability", ("resident, slope", "minutes", "wrong", "runners*"), f"{TROUBLE}:soak"),
     "clients": Benchmark(Clients, "reliability", ("others' first token p99", "gateway*"), f"{TROUBLE}:clients"),
@@ -160,10 +209,10 @@ PAGES: Mapping[str, Page] = {
     "engine-cpu": Page("The engine on CPUs"),
     "engine-gpu": Page("The engine on GPUs"),
     "peers": Page("Peers"),
-    "stack": Page("The whole stack"),
+    "stack": Page("The whole stack", "CPU a request, all but the runner"),
     "scheduling": Page("Scheduling"),
-    "phases": Page("Phases and planning"),
-    "offload": Page("Offload"),
-    "control-plane": Page("Control plane and operator"),
+    "phases": Page("Phases and planning", "p99 TBT"),
+    "offload": Page("Offload", "output tokens"),
+    "control-plane": Page("Control plane and operator", "decision, p99"),
     "reliability": Page("Reliability"),
 }

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import replace
 from inspect import cleandoc
 from itertools import chain
 from pathlib import Path
@@ -376,53 +375,6 @@ def turns(
                 results.append(result)
         for result in results:
             typer.echo(result.verdict(options))
-
-
-@app.command()
-def offload(
-    cases: Annotated[str, typer.Option(help="cells, peers, plan, grid, schedule, ranks, with commas.")] = "cells",
-    shapes: Annotated[str, typer.Option(help="Models: tiny, small, m135, mid; with commas.")] = "mid",
-    shares: Annotated[str, typer.Option(help="Memory for weights, in percent of their bytes.")] = "25,50,100",
-    rows: Annotated[str, typer.Option(help="Requests at a time.")] = "1,8,16",
-    popularities: Annotated[str, typer.Option(help="base, Identical, Distinct.")] = "base,Distinct",
-    quick: Annotated[bool, typer.Option("--quick", help="Short prompts: shows that it works, not how fast.")] = False,
-    dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: as a runner chooses.")] = 0,
-    grid: Annotated[int, typer.Option(min=2, help="Policies of the grid.")] = 200,
-    wheels_python: Annotated[
-        Path | None, typer.Option(help="A Python that has llama.cpp; default: an environment that is made for it.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """A model larger than its memory: tokens a second by budget and batch, against what disk and arithmetic allow.
-
-    `peers`: beside accelerate and llama.cpp in memory control groups, which take an administrator's rights. Packed
-    weights lie beside the models, on a file system with direct I/O. `--quick --shapes tiny` takes seconds.
-    """
-    from weft_bench import offload as bench
-    from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SHAPES
-    from weft_bench.peers.environment import environment
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no peer must outlive this process
-    wanted, chosen = among("cases", cases, bench.CASES), among("shapes", shapes, SHAPES)
-    kinds = among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))
-    percents, counts = (_numbers(name, text) for name, text in (("shares", shares), ("rows", rows)))
-    typer.echo(f"seed {seed}", err=True)
-    with failures_told():
-        if "peers" in wanted and wheels_python is None:
-            wheels_python = environment((models or cache_dir()).parent, progress)
-        options = bench.Options(
-            models or cache_dir(), tuple(percent / 100 for percent in percents), tuple(counts), tuple(kinds), dtype,
-            threads, seed, peers_python=wheels_python, grid=grid,
-        )  # fmt: skip
-        if quick:
-            options = replace(options, prompt_tokens=32, tokens=4, usual=False)
-        lines = bench.figures(options, wanted, chosen, origin("safetensors"), progress, complain)
-        keep("offload", bench.__doc__ or "", lines, docs)
 
 
 def _numbers(option: str, text: str) -> list[int]:
