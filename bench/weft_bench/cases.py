@@ -171,6 +171,75 @@ class Offload:
     models: Path | None = models_folder()
 
 
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Prompts and tokens apart, beside chunked prefill (tbt), and three ways to form iterations (batching), live.
+
+    Starts its own stacks of m135; about 8 and 7 minutes of an otherwise idle machine.
+    """
+
+    part: tuple[str, ...] = option(("tbt", "batching"), "what is measured", ("tbt", "batching"))
+    loads: tuple[float, ...] = option((0.5, 0.8), "of tbt: parts of the rate with all requests waiting", minimum=0.01)
+    quick: bool = quick_run()
+    seed: int = random_seed()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """KV between two processes of this machine: shared memory, TCP, TLS, and beside a prompt's step.
+
+    About a minute of an otherwise idle machine.
+    """
+
+    tls_dir: Path | None = option(None, "a runner's tls.crt, tls.key, ca.crt: also under mutual TLS")
+    threads: tuple[int, ...] = option((1, 2), "threads of the step that KV is sent beside", minimum=1)
+    quick: bool = quick_run()
+    seed: int = random_seed()
+
+
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """How good predicted lengths are on real prompts: calibration, packing, S3's buckets beside the commonest bucket.
+
+    No model and no stack; the ridge takes half a minute, an encoder of 1.5M about three minutes of one core.
+    """
+
+    sizes: tuple[str, ...] = option((), "encoders to train: 1.5M, 5.4M, ...")
+    networks: Path = option(Path("networks"), "folder of trained encoders, which a later run takes as they are")
+    data: Path | None = data_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lines of a batch beside interactive requests through a whole stack, against fixed caps of lines.
+
+    Starts its own stack in a temporary folder; eight minutes of an otherwise idle machine.
+    """
+
+    model_shape: str = option("m135", "random model", READABLE_SHAPES)
+    tokens: int = option(256, "tokens of an interactive answer", minimum=8)
+    repetitions: int = option(3, "rounds after one that warms up", minimum=1)
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Speculate:
+    """Drafts on, beside the same engine with drafts off: rate, tokens a step, share of the bound.
+
+    Four minutes of an otherwise idle machine.
+    """
+
+    parts: tuple[str, ...] = option(
+        ("quickstart", "again", "random"), "what is measured", ("quickstart", "again", "random")
+    )
+    model_shape: str = option("m135", "random model", SHAPES)
+    warm: int = option(400, "answers of a task before it is measured", minimum=0)
+    rounds: int = option(10, "paired rounds of each case", minimum=1)
+    quickstart: Path = option(Path("examples/quickstart"), "the quickstart's folder")
+    models: Path | None = models_folder()
+
+
 # ---------------------------------------------------------------- the table
 
 TROUBLE = "weft_bench.figures.trouble"
@@ -199,6 +268,11 @@ SHOWN = {
 BENCHMARKS: Mapping[str, Benchmark] = {
     "push": Benchmark(Push, "stack"),
     "offload": Benchmark(Offload, "offload", SHOWN["offload"]),
+    "phases": Benchmark(Phases, "phases", SHOWN["phases"]),
+    "transfer": Benchmark(Transfer, "phases", SHOWN["transfer"]),
+    "predict": Benchmark(Predict, "scheduling", SHOWN["predict"]),
+    "batch": Benchmark(Batch, "scheduling", SHOWN["batch"]),
+    "speculate": Benchmark(Speculate, "engine-cpu"),
     "faults": Benchmark(Faults, "reliability", ("streams struck", "tokens lost*", "longest gap"), f"{TROUBLE}:faults"),
     "soak": Benchmark(Soak, "reliability", ("resident, slope", "minutes", "wrong", "runners*"), f"{TROUBLE}:soak"),
     "clients": Benchmark(Clients, "reliability", ("others' first token p99", "gateway*"), f"{TROUBLE}:clients"),

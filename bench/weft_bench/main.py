@@ -63,28 +63,6 @@ def path(
 
 
 @app.command()
-def predict(
-    data: Data = None,
-    sizes: Annotated[str, typer.Option(help="Encoders to train (1.5M, 5.4M, ...), with commas; empty: none.")] = "",
-    networks: Annotated[
-        Path, typer.Option(help="Where trained encoders are kept, so that a run can be resumed.")
-    ] = Path("networks"),
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """How good predicted lengths are on real prompts: calibration, packing, S3's buckets beside the commonest one.
-
-    No model and no stack; the ridge takes half a minute, an encoder of 1.5M about five minutes of one core.
-    """
-    from weft_bench import predict as bench
-    from weft_stage.machine import origin
-
-    wanted = [size for size in sizes.split(",") if size]
-    with failures_told():
-        lines = bench.figures(origin("scipy"), data, lambda text: typer.echo(text, err=True), wanted, networks)
-        keep("predict", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
 def operator(
     kubeconfig: Annotated[Path, typer.Option(help="An API server that has our CRDs; makes a namespace there.")],
     audit_log: Annotated[
@@ -155,30 +133,6 @@ def cpu(
 
 
 @app.command()
-def batch(
-    model_shape: Annotated[str, typer.Option(help="small, m135 or mid: that random model.")] = "m135",
-    tokens: Annotated[int, typer.Option(min=8, help="Tokens of an interactive answer.")] = 256,
-    repetitions: Annotated[int, typer.Option(min=1, help="Rounds after one that warms up.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Lines of a batch beside interactive requests through a whole stack, against fixed caps of lines.
-
-    Starts its own stack in a temporary data directory and stops it again; eight minutes of an otherwise idle machine.
-    """
-    from weft_bench import batch_live as bench
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    (shape,) = among("model-shape", model_shape, SHAPE_NAMES[1:])  # a client cannot tell tokens of tiny apart
-    with failures_told():
-        of, folder = origin("tokenizers"), models or cache_dir()
-        lines = bench.measure(shape, folder, tokens, repetitions, seed, of, complain)
-        keep("batch", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
 def accuracy(
     only: Annotated[str, typer.Option(help="Models, with commas: quickstart, tiny, m135.")] = "quickstart,tiny,m135",
     texts: Annotated[int, typer.Option(min=1, help="Texts of each model.")] = 256,
@@ -206,36 +160,6 @@ def accuracy(
             bench.figures(chosen, texts, quickstart, models or cache_dir(), seed, of, progress),
             docs,
         )
-
-
-@app.command()
-def speculate(
-    parts: Annotated[
-        str, typer.Option(help="quickstart, again, random, json, arctic; with commas.")
-    ] = "quickstart,again,random,json",
-    model_shape: Annotated[str, typer.Option(help="tiny, small, m135 or mid: the random model.")] = "m135",
-    warm: Annotated[int, typer.Option(min=0, help="Answers of a task before it is measured.")] = 400,
-    rounds: Annotated[int, typer.Option(min=1, help="Paired rounds of each case.")] = 10,
-    quickstart: Annotated[Path, typer.Option(help="The quickstart's folder.")] = Path("examples/quickstart"),
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Drafts on, beside the same engine with drafts off: rate, tokens a step, share of the bound.
-
-    Takes six minutes of an otherwise idle machine. `arctic` takes a C++ compiler: arctic-inference's suffix cache is
-    built at its first run, in an environment of its own.
-    """
-    from weft_bench import speculate as bench
-    from weft_bench.peers.environment import ARCTIC, ARCTIC_WHEELS, environment
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    chosen, (shape,) = among("parts", parts, bench.PARTS), among("model-shape", model_shape, SHAPE_NAMES)
-    with failures_told():
-        of, folder = origin("tokenizers"), models or cache_dir()
-        arctic = environment(folder.parent, progress, ARCTIC_WHEELS, ARCTIC) if "arctic" in chosen else None
-        lines = bench.figures(chosen, shape, quickstart, folder, warm, rounds, arctic, of, progress)
-        keep("speculate", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -583,60 +507,6 @@ def slots(
         if "live" in parts:
             lines.append(slots_live.figures(of, cache_dir(), known, seed=seed, quick=quick, bar=progress))
         keep("slots", about, chain.from_iterable(lines), docs)
-
-
-@app.command()
-def phases(
-    part: Annotated[str, typer.Option(help="Parts, with commas: tbt, roles, batching.")] = "tbt,roles,batching",
-    loads: Annotated[
-        str, typer.Option(help="For tbt: parts of what Unified answers when all requests wait.")
-    ] = "0.5,0.8",
-    quick: Annotated[bool, typer.Option("--quick", help="Few requests: whether it runs, not how well.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of prompts and arrivals.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Prompts and tokens apart, live on this machine. tbt: time between tokens of Split, beside chunked prefill.
-
-    roles: runners that change their role under load, every token compared. batching: the three mechanisms that
-    Splitwise compares, live and simulated. Starts its own stacks; about 8, 3 and 7 minutes. Run it on an otherwise idle
-    machine.
-    """
-    from weft_bench import phases as bench
-    from weft_bench import phases_batching, phases_roles
-    from weft_stage.machine import origin
-
-    given, of = [float(load) for load in loads.split(",")], origin()
-    parts = {
-        "tbt": lambda: bench.figures(of, quick=quick, seed=seed, loads=given, bar=progress),
-        "roles": lambda: phases_roles.figures(of, quick=quick, seed=seed, bar=progress),
-        "batching": lambda: phases_batching.figures(of, quick=quick, seed=seed, bar=progress),
-    }
-    about = "\n".join(module.__doc__ or "" for module in (bench, phases_roles, phases_batching))
-    with failures_told():
-        keep("phases", about, chain.from_iterable(parts[name]() for name in among("part", part, parts)), docs)
-
-
-@app.command()
-def transfer(
-    tls_dir: Annotated[
-        Path | None, typer.Option(help="A runner's tls.crt, tls.key, ca.crt: also under mutual TLS.")
-    ] = None,
-    threads: Annotated[str, typer.Option(help="Threads of the step that KV is sent beside.")] = "1,2",
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the prompt.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """KV between two processes of this machine: shared memory, TCP, TLS, gRPC messages, and beside a prompt's step.
-
-    About a minute. Run it on an otherwise idle machine.
-    """
-    from weft_bench import transfer as bench
-    from weft_stage.machine import origin
-
-    with failures_told():
-        numbers = [int(number) for number in threads.split(",")]
-        lines = bench.figures(origin(), tls=tls_dir, threads=numbers, quick=quick, seed=seed, bar=progress)
-        keep("transfer", bench.__doc__ or "", lines, docs)
 
 
 def _add(name: str, benchmark: Benchmark) -> None:
