@@ -240,6 +240,49 @@ class Speculate:
     models: Path | None = models_folder()
 
 
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What each change costs the control plane: reports, adapters, routes, decisions.
+
+    Needs no model and no stack, 4 GiB of memory and a quarter of an hour of one core, most of it for the requests of
+    `decisions`; `--quick` takes seconds. With `--live 1000`: a stack of its own in a temporary folder.
+    """
+
+    cases: tuple[str, ...] = option(CONTROL_CASES, "what is measured", CONTROL_CASES)
+    live: int = option(0, "adapters to apply, list and delete on a stack; 0: none", minimum=0)
+    quick: bool = quick_run()
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Many adapters and runner pods through the operator: time to converge, reconciles, memory, API writes.
+
+    Starts depot, scheduler, supervisor and operator itself and plays the runner pods, in a namespace of its own; no
+    other operator of Weft may run there. `make bench-operator` brings a control plane along; two to three minutes.
+    """
+
+    kubeconfig: Path = option(..., "an API server that has Weft's CRDs; makes a namespace there")
+    audit_log: Path | None = option(None, "that API server's audit log; without it fewer counts")
+    adapters: int = option(500, "LoRAAdapters to apply", minimum=1)
+    runners: int = option(50, "runner pods of their pool", minimum=1)
+    steady_seconds: float = option(30.0, "seconds in which nothing changes", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPath:
+    """Requests and tokens a second, TTFT and token times through the whole stack (quickstart model).
+
+    With `--model-shape`: streams through the stack and the engine alone, in turn, and the share of its rate that the
+    stack keeps. Starts its own stack in a temporary folder; about a minute of an otherwise idle machine.
+    """
+
+    model_shape: str | None = option(None, "random model, beside the engine alone", SHAPES)
+    streams: int = option(32, "with --model-shape: streams at a time", minimum=1)
+    repetitions: int = option(3, "with --model-shape: rounds after one that warms up", minimum=1)
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
 # ---------------------------------------------------------------- the table
 
 TROUBLE = "weft_bench.figures.trouble"
@@ -273,6 +316,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "predict": Benchmark(Predict, "scheduling", SHOWN["predict"]),
     "batch": Benchmark(Batch, "scheduling", SHOWN["batch"]),
     "speculate": Benchmark(Speculate, "engine-cpu"),
+    "control": Benchmark(Control, "control-plane", SHOWN["control"]),
+    "operator": Benchmark(Operator, "control-plane", SHOWN["operator"]),
+    "path": Benchmark(RequestPath, "stack", SHOWN["path"]),
     "faults": Benchmark(Faults, "reliability", ("streams struck", "tokens lost*", "longest gap"), f"{TROUBLE}:faults"),
     "soak": Benchmark(Soak, "reliability", ("resident, slope", "minutes", "wrong", "runners*"), f"{TROUBLE}:soak"),
     "clients": Benchmark(Clients, "reliability", ("others' first token p99", "gateway*"), f"{TROUBLE}:clients"),

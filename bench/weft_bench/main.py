@@ -1,6 +1,5 @@
 """`weft bench ...`: measure, render, check."""
 
-import asyncio
 import os
 import signal
 import sys
@@ -31,60 +30,6 @@ Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data se
 Models = Annotated[Path | None, typer.Option("--models", help="Where models are kept; default: the user's cache.")]
 SHAPE_NAMES = ("tiny", "small", "m135", "mid")
 DEFAULT_DOCS = Path("docs/benchmarks")
-
-
-@app.command()
-def path(
-    docs: Docs = DEFAULT_DOCS,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    model_shape: Annotated[
-        str | None, typer.Option(help="tiny, small, m135 or mid: that random model, beside the engine alone.")
-    ] = None,
-    streams: Annotated[int, typer.Option(min=1, help="With --model-shape: streams at a time.")] = 32,
-    repetitions: Annotated[int, typer.Option(min=1, help="With --model-shape: rounds after one that warms up.")] = 3,
-    models: Models = None,
-) -> None:
-    """Requests and tokens a second, TTFT and token times through the whole stack (quickstart model, 1 and 32 streams).
-
-    With --model-shape: streams through the stack and the engine alone, in turn, and the share of its rate that the
-    stack keeps. Starts its own stack in a temporary data directory on a free port and stops it again; takes about a
-    minute. Run it on an otherwise idle machine.
-    """
-    from weft_bench import path as bench
-    from weft_bench.through_stack import measure
-
-    with failures_told():
-        if model_shape is None:
-            lines = asyncio.run(measure(seed))
-        else:
-            (shape,) = among("model-shape", model_shape, SHAPE_NAMES)
-            lines = shape_lines(shape, models, streams, repetitions, seed)
-        keep("path", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
-def operator(
-    kubeconfig: Annotated[Path, typer.Option(help="An API server that has our CRDs; makes a namespace there.")],
-    audit_log: Annotated[
-        Path | None, typer.Option(help="That API server's audit log; without it fewer counts.")
-    ] = None,
-    adapters: Annotated[int, typer.Option(min=1, help="LoRAAdapters to apply.")] = 500,
-    runners: Annotated[int, typer.Option(min=1, help="Runner pods of their pool.")] = 50,
-    steady_seconds: Annotated[float, typer.Option(min=1, help="Seconds in which nothing changes.")] = 30,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Many adapters and runner pods through the operator: time to converge, reconciles, memory, API writes.
-
-    Starts depot, scheduler, supervisor and operator itself and plays the runner pods, in a namespace of its own; no
-    other operator of Weft may run there. `make bench-operator` brings a control plane along; two to three minutes.
-    """
-    from weft_bench import operator as bench
-    from weft_bench.through_operator import measure
-
-    size = bench.Size(adapters, runners)
-    with failures_told():
-        lines = asyncio.run(measure(kubeconfig, audit_log, size, steady_seconds, progress))
-        keep("operator", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -324,33 +269,6 @@ def gpu(context: typer.Context) -> None:
 
 
 @app.command()
-def control(
-    cases: Annotated[
-        str, typer.Option(help="Separated by commas: reports, engine, adapter, table, models, decisions.")
-    ] = "reports,engine,adapter,table,models,decisions",
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, not how fast.")] = False,
-    live: Annotated[
-        int, typer.Option(min=0, help="Also apply, list and delete that many adapters on a `weft up` of its own.")
-    ] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """What each change costs the control plane: reports, adapters, routes, decisions; targets beside.
-
-    Needs no model and no stack, 4 GiB of memory and about a quarter of an hour of one core, most of it for the millions
-    of requests of `decisions`; `--quick` takes seconds. With --live 1000: a stack of its own in a temporary data
-    directory; run it on an otherwise idle machine.
-    """
-    from weft_bench import control as bench
-    from weft_bench.control_live import measure
-    from weft_stage.machine import origin
-
-    chosen, of = among("cases", cases, bench.CASES), origin("protobuf")
-    with failures_told():
-        figures = bench.figures(of, chosen, bench.QUICK if quick else bench.Amounts(), progress)
-        keep("control", bench.__doc__ or "", chain(figures, measure(of, live, progress) if live else ()), docs)
-
-
-@app.command()
 def fidelity(
     part: Annotated[str, typer.Option(help="Parts, with commas: live, silicon, vllm, adapters.")] = "live",
     models_: Annotated[
@@ -534,15 +452,6 @@ def check(docs: Docs = DEFAULT_DOCS) -> None:
     if failures:
         raise typer.Exit(1)
     typer.echo("every target that was set is met")
-
-
-def shape_lines(shape: str, models: Path | None, streams: int, repetitions: int, seed: int) -> list[Line]:
-    """Measure what `weft bench path --model-shape` shows."""
-    from weft_bench.path_shape import measure
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    return measure(shape, models or cache_dir(), streams, repetitions, seed, origin("tokenizers"))
 
 
 def keep(
