@@ -195,13 +195,182 @@ class SideChannels:
     seed: int = random_seed()
 
 
+# ---------------------------------------------------------------- offload, phases, lengths, control plane, path
+
+CONTROL_CASES = ("reports", "engine", "adapter", "table", "models", "decisions")
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """A model larger than its memory: tokens a second by budget and batch, against what disk and arithmetic allow.
+
+    `peers`: beside accelerate and llama.cpp in memory control groups, which take an administrator's rights. Packed
+    weights lie beside the models, on a file system with direct I/O. `--quick --shapes tiny` takes seconds.
+    """
+
+    cases: tuple[str, ...] = option(("cells",), "what is measured", ("cells", "peers"))
+    shapes: tuple[str, ...] = option(("mid",), "random models", SHAPES)
+    shares: tuple[int, ...] = option((25, 50, 100), "memory for weights, in percent of their bytes", minimum=1)
+    rows: tuple[int, ...] = option((1, 8, 16), "requests at a time", minimum=1)
+    popularities: tuple[str, ...] = option(("base", "Distinct"), "adapters of the rows", POPULARITIES)
+    dtype: str = option("bf16", "weights, as the runner's flag", ("bf16", "fp32", "int8", "int4"))
+    threads: int = option(0, "threads of the engine; 0: as a runner chooses", minimum=0)
+    wheels_python: Path | None = option(None, "a Python that has llama.cpp; default: an environment made for it")
+    quick: bool = quick_run()
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Prompts and tokens apart, beside chunked prefill (tbt), and three ways to form iterations (batching), live.
+
+    Starts its own stacks of m135; about 8 and 7 minutes of an otherwise idle machine.
+    """
+
+    part: tuple[str, ...] = option(("tbt", "batching"), "what is measured", ("tbt", "batching"))
+    loads: tuple[float, ...] = option((0.5, 0.8), "of tbt: parts of the rate with all requests waiting", minimum=0.01)
+    quick: bool = quick_run()
+    seed: int = random_seed()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """KV between two processes of this machine: shared memory, TCP, TLS, and beside a prompt's step.
+
+    About a minute of an otherwise idle machine.
+    """
+
+    tls_dir: Path | None = option(None, "a runner's tls.crt, tls.key, ca.crt: also under mutual TLS")
+    threads: tuple[int, ...] = option((1, 2), "threads of the step that KV is sent beside", minimum=1)
+    quick: bool = quick_run()
+    seed: int = random_seed()
+
+
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """How good predicted lengths are on real prompts: calibration, packing, S3's buckets beside the commonest bucket.
+
+    No model and no stack; the ridge takes half a minute, an encoder of 1.5M about three minutes of one core.
+    """
+
+    sizes: tuple[str, ...] = option((), "encoders to train: 1.5M, 5.4M, ...")
+    networks: Path = option(Path("networks"), "folder of trained encoders, which a later run takes as they are")
+    data: Path | None = data_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lines of a batch beside interactive requests through a whole stack, against fixed caps of lines.
+
+    Starts its own stack in a temporary folder; eight minutes of an otherwise idle machine.
+    """
+
+    model_shape: str = option("m135", "random model", READABLE_SHAPES)
+    tokens: int = option(256, "tokens of an interactive answer", minimum=8)
+    repetitions: int = option(3, "rounds after one that warms up", minimum=1)
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Speculate:
+    """Drafts on, beside the same engine with drafts off: rate, tokens a step, share of the bound.
+
+    Four minutes of an otherwise idle machine.
+    """
+
+    parts: tuple[str, ...] = option(
+        ("quickstart", "again", "random"), "what is measured", ("quickstart", "again", "random")
+    )
+    model_shape: str = option("m135", "random model", SHAPES)
+    warm: int = option(400, "answers of a task before it is measured", minimum=0)
+    rounds: int = option(10, "paired rounds of each case", minimum=1)
+    quickstart: Path = option(Path("examples/quickstart"), "the quickstart's folder")
+    models: Path | None = models_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What each change costs the control plane: reports, adapters, routes, decisions.
+
+    Needs no model and no stack, 4 GiB of memory and a quarter of an hour of one core, most of it for the requests of
+    `decisions`; `--quick` takes seconds. With `--live 1000`: a stack of its own in a temporary folder.
+    """
+
+    cases: tuple[str, ...] = option(CONTROL_CASES, "what is measured", CONTROL_CASES)
+    live: int = option(0, "adapters to apply, list and delete on a stack; 0: none", minimum=0)
+    quick: bool = quick_run()
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Many adapters and runner pods through the operator: time to converge, reconciles, memory, API writes.
+
+    Starts depot, scheduler, supervisor and operator itself and plays the runner pods, in a namespace of its own; no
+    other operator of Weft may run there. `make bench-operator` brings a control plane along; two to three minutes.
+    """
+
+    kubeconfig: Path = option(..., "an API server that has Weft's CRDs; makes a namespace there")
+    audit_log: Path | None = option(None, "that API server's audit log; without it fewer counts")
+    adapters: int = option(500, "LoRAAdapters to apply", minimum=1)
+    runners: int = option(50, "runner pods of their pool", minimum=1)
+    steady_seconds: float = option(30.0, "seconds in which nothing changes", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPath:
+    """Requests and tokens a second, TTFT and token times through the whole stack (quickstart model).
+
+    With `--model-shape`: streams through the stack and the engine alone, in turn, and the share of its rate that the
+    stack keeps. Starts its own stack in a temporary folder; about a minute of an otherwise idle machine.
+    """
+
+    model_shape: str | None = option(None, "random model, beside the engine alone", SHAPES)
+    streams: int = option(32, "with --model-shape: streams at a time", minimum=1)
+    repetitions: int = option(3, "with --model-shape: rounds after one that warms up", minimum=1)
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
 # ---------------------------------------------------------------- the table
 
 TROUBLE = "weft_bench.figures.trouble"
+SHOWN = {
+    "offload": ("output tokens", "of the bound", "times as fast"),
+    "phases": ("p99 TBT*", "p90 TTFT*", "throughput, of*"),
+    "transfer": (
+        "memcpy*", "shared memory", "TCP loopback", "TCP loopback, mutual TLS", "transfer after it", "*not hidden",
+        "*takes longer by",
+    ),
+    "predict": ("Kendall tau", "reserved / used", "overruns", "time a prompt*", "*after the drift*"),
+    "batch": ("token time", "interactive*p99*", "batch lines", "batch tokens/s*"),
+    "control": (
+        "*runners a core*", "a report", "scheduler, codec*", "*stall*", "CPU", "decision, p50", "decision, p99",
+        "all Ready", "*at rest", "weft get*", "deleted",
+    ),
+    "operator": (
+        "every status final", "reconcile p99", "CPU of the operator", "memory of the operator", "API writes",
+        "API writes for each adapter", "everything planned", "longest of*",
+    ),
+    "path": (
+        "output tokens", "time to first token p50", "time per output token p99", "CPU a request, gateway",
+        "CPU a request, all*", "tokens a second of*", "of the engine alone",
+    ),
+}  # fmt: skip
 BENCHMARKS: Mapping[str, Benchmark] = {
     "accuracy": Benchmark(Accuracy, "engine-cpu"),
     "peers": Benchmark(Peers, "peers", ("*, times as fast",)),
     "push": Benchmark(Push, "stack"),
+    "offload": Benchmark(Offload, "offload", SHOWN["offload"]),
+    "phases": Benchmark(Phases, "phases", SHOWN["phases"]),
+    "transfer": Benchmark(Transfer, "phases", SHOWN["transfer"]),
+    "predict": Benchmark(Predict, "scheduling", SHOWN["predict"]),
+    "batch": Benchmark(Batch, "scheduling", SHOWN["batch"]),
+    "speculate": Benchmark(Speculate, "engine-cpu"),
+    "control": Benchmark(Control, "control-plane", SHOWN["control"]),
+    "operator": Benchmark(Operator, "control-plane", SHOWN["operator"]),
+    "path": Benchmark(RequestPath, "stack", SHOWN["path"]),
     "faults": Benchmark(Faults, "reliability", ("streams struck", "tokens lost*", "longest gap"), f"{TROUBLE}:faults"),
     "soak": Benchmark(Soak, "reliability", ("resident, slope", "minutes", "wrong", "runners*"), f"{TROUBLE}:soak"),
     "clients": Benchmark(Clients, "reliability", ("others' first token p99", "gateway*"), f"{TROUBLE}:clients"),
@@ -212,10 +381,10 @@ PAGES: Mapping[str, Page] = {
     "engine-cpu": Page("The engine on CPUs"),
     "engine-gpu": Page("The engine on GPUs"),
     "peers": Page("Peers"),
-    "stack": Page("The whole stack"),
+    "stack": Page("The whole stack", "CPU a request, all but the runner"),
     "scheduling": Page("Scheduling"),
-    "phases": Page("Phases and planning"),
-    "offload": Page("Offload"),
-    "control-plane": Page("Control plane and operator"),
+    "phases": Page("Phases and planning", "p99 TBT"),
+    "offload": Page("Offload", "output tokens"),
+    "control-plane": Page("Control plane and operator", "decision, p99"),
     "reliability": Page("Reliability"),
 }

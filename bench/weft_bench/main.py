@@ -1,12 +1,10 @@
 """`weft bench ...`: measure, render, check."""
 
-import asyncio
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import replace
 from inspect import cleandoc
 from itertools import chain
 from pathlib import Path
@@ -31,82 +29,6 @@ Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data se
 Models = Annotated[Path | None, typer.Option("--models", help="Where models are kept; default: the user's cache.")]
 SHAPE_NAMES = ("tiny", "small", "m135", "mid")
 DEFAULT_DOCS = Path("docs/benchmarks")
-
-
-@app.command()
-def path(
-    docs: Docs = DEFAULT_DOCS,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    model_shape: Annotated[
-        str | None, typer.Option(help="tiny, small, m135 or mid: that random model, beside the engine alone.")
-    ] = None,
-    streams: Annotated[int, typer.Option(min=1, help="With --model-shape: streams at a time.")] = 32,
-    repetitions: Annotated[int, typer.Option(min=1, help="With --model-shape: rounds after one that warms up.")] = 3,
-    models: Models = None,
-) -> None:
-    """Requests and tokens a second, TTFT and token times through the whole stack (quickstart model, 1 and 32 streams).
-
-    With --model-shape: streams through the stack and the engine alone, in turn, and the share of its rate that the
-    stack keeps. Starts its own stack in a temporary data directory on a free port and stops it again; takes about a
-    minute. Run it on an otherwise idle machine.
-    """
-    from weft_bench import path as bench
-    from weft_bench.through_stack import measure
-
-    with failures_told():
-        if model_shape is None:
-            lines = asyncio.run(measure(seed))
-        else:
-            (shape,) = among("model-shape", model_shape, SHAPE_NAMES)
-            lines = shape_lines(shape, models, streams, repetitions, seed)
-        keep("path", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
-def predict(
-    data: Data = None,
-    sizes: Annotated[str, typer.Option(help="Encoders to train (1.5M, 5.4M, ...), with commas; empty: none.")] = "",
-    networks: Annotated[
-        Path, typer.Option(help="Where trained encoders are kept, so that a run can be resumed.")
-    ] = Path("networks"),
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """How good predicted lengths are on real prompts: calibration, packing, S3's buckets beside the commonest one.
-
-    No model and no stack; the ridge takes half a minute, an encoder of 1.5M about five minutes of one core.
-    """
-    from weft_bench import predict as bench
-    from weft_stage.machine import origin
-
-    wanted = [size for size in sizes.split(",") if size]
-    with failures_told():
-        lines = bench.figures(origin("scipy"), data, lambda text: typer.echo(text, err=True), wanted, networks)
-        keep("predict", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
-def operator(
-    kubeconfig: Annotated[Path, typer.Option(help="An API server that has our CRDs; makes a namespace there.")],
-    audit_log: Annotated[
-        Path | None, typer.Option(help="That API server's audit log; without it fewer counts.")
-    ] = None,
-    adapters: Annotated[int, typer.Option(min=1, help="LoRAAdapters to apply.")] = 500,
-    runners: Annotated[int, typer.Option(min=1, help="Runner pods of their pool.")] = 50,
-    steady_seconds: Annotated[float, typer.Option(min=1, help="Seconds in which nothing changes.")] = 30,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Many adapters and runner pods through the operator: time to converge, reconciles, memory, API writes.
-
-    Starts depot, scheduler, supervisor and operator itself and plays the runner pods, in a namespace of its own; no
-    other operator of Weft may run there. `make bench-operator` brings a control plane along; two to three minutes.
-    """
-    from weft_bench import operator as bench
-    from weft_bench.through_operator import measure
-
-    size = bench.Size(adapters, runners)
-    with failures_told():
-        lines = asyncio.run(measure(kubeconfig, audit_log, size, steady_seconds, progress))
-        keep("operator", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -152,60 +74,6 @@ def cpu(
     with failures_told():
         lines = bench.figures(options, chosen, wanted, origin("safetensors"), progress, complain)
         keep("cpu", lambda: f"{bench.__doc__}\n{cpu_operator.about(read(raw), docs)}", lines, docs)
-
-
-@app.command()
-def batch(
-    model_shape: Annotated[str, typer.Option(help="small, m135 or mid: that random model.")] = "m135",
-    tokens: Annotated[int, typer.Option(min=8, help="Tokens of an interactive answer.")] = 256,
-    repetitions: Annotated[int, typer.Option(min=1, help="Rounds after one that warms up.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Lines of a batch beside interactive requests through a whole stack, against fixed caps of lines.
-
-    Starts its own stack in a temporary data directory and stops it again; eight minutes of an otherwise idle machine.
-    """
-    from weft_bench import batch_live as bench
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    (shape,) = among("model-shape", model_shape, SHAPE_NAMES[1:])  # a client cannot tell tokens of tiny apart
-    with failures_told():
-        of, folder = origin("tokenizers"), models or cache_dir()
-        lines = bench.measure(shape, folder, tokens, repetitions, seed, of, complain)
-        keep("batch", bench.__doc__ or "", lines, docs)
-
-
-@app.command()
-def speculate(
-    parts: Annotated[
-        str, typer.Option(help="quickstart, again, random, json, arctic; with commas.")
-    ] = "quickstart,again,random,json",
-    model_shape: Annotated[str, typer.Option(help="tiny, small, m135 or mid: the random model.")] = "m135",
-    warm: Annotated[int, typer.Option(min=0, help="Answers of a task before it is measured.")] = 400,
-    rounds: Annotated[int, typer.Option(min=1, help="Paired rounds of each case.")] = 10,
-    quickstart: Annotated[Path, typer.Option(help="The quickstart's folder.")] = Path("examples/quickstart"),
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Drafts on, beside the same engine with drafts off: rate, tokens a step, share of the bound.
-
-    Takes six minutes of an otherwise idle machine. `arctic` takes a C++ compiler: arctic-inference's suffix cache is
-    built at its first run, in an environment of its own.
-    """
-    from weft_bench import speculate as bench
-    from weft_bench.peers.environment import ARCTIC, ARCTIC_WHEELS, environment
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    chosen, (shape,) = among("parts", parts, bench.PARTS), among("model-shape", model_shape, SHAPE_NAMES)
-    with failures_told():
-        of, folder = origin("tokenizers"), models or cache_dir()
-        arctic = environment(folder.parent, progress, ARCTIC_WHEELS, ARCTIC) if "arctic" in chosen else None
-        lines = bench.figures(chosen, shape, quickstart, folder, warm, rounds, arctic, of, progress)
-        keep("speculate", bench.__doc__ or "", lines, docs)
 
 
 @app.command()
@@ -270,55 +138,6 @@ def turns(
             typer.echo(result.verdict(options))
 
 
-@app.command()
-def offload(
-    cases: Annotated[str, typer.Option(help="cells, peers, plan, grid, schedule, ranks, with commas.")] = "cells",
-    shapes: Annotated[str, typer.Option(help="Models: tiny, small, m135, mid; with commas.")] = "mid",
-    shares: Annotated[str, typer.Option(help="Memory for weights, in percent of their bytes.")] = "25,50,100",
-    rows: Annotated[str, typer.Option(help="Requests at a time.")] = "1,8,16",
-    popularities: Annotated[str, typer.Option(help="base, Identical, Distinct.")] = "base,Distinct",
-    quick: Annotated[bool, typer.Option("--quick", help="Short prompts: shows that it works, not how fast.")] = False,
-    dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: as a runner chooses.")] = 0,
-    grid: Annotated[int, typer.Option(min=2, help="Policies of the grid.")] = 200,
-    wheels_python: Annotated[
-        Path | None, typer.Option(help="A Python that has llama.cpp; default: an environment that is made for it.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
-    models: Models = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """A model larger than its memory: tokens a second by budget and batch, against what disk and arithmetic allow.
-
-    `peers`: beside accelerate and llama.cpp in memory control groups, which take an administrator's rights. Packed
-    weights lie beside the models, on a file system with direct I/O. `--quick --shapes tiny` takes seconds.
-    """
-    from weft_bench import offload as bench
-    from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SHAPES
-    from weft_bench.peers.engines import PEERS
-    from weft_bench.peers.environment import environment
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no peer must outlive this process
-    wanted, chosen = among("cases", cases, bench.CASES), among("shapes", shapes, SHAPES)
-    kinds = among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))
-    percents, counts = (_numbers(name, text) for name, text in (("shares", shares), ("rows", rows)))
-    typer.echo(f"seed {seed}", err=True)
-    with failures_told():
-        if "peers" in wanted and wheels_python is None:
-            llama = list(PEERS["llama.cpp"].packages.values())
-            wheels_python = environment((models or cache_dir()).parent, progress, llama)
-        options = bench.Options(
-            models or cache_dir(), tuple(percent / 100 for percent in percents), tuple(counts), tuple(kinds), dtype,
-            threads, seed, peers_python=wheels_python, grid=grid,
-        )  # fmt: skip
-        if quick:
-            options = replace(options, prompt_tokens=32, tokens=4, usual=False)
-        lines = bench.figures(options, wanted, chosen, origin("safetensors"), progress, complain)
-        keep("offload", bench.__doc__ or "", lines, docs)
-
-
 def _numbers(option: str, text: str) -> list[int]:
     """Parse whole numbers from 1 on, separated by commas. Raises typer.BadParameter."""
     try:
@@ -339,33 +158,6 @@ def gpu(context: typer.Context) -> None:
     from weft_bench import gpu as bench
 
     raise typer.Exit(bench.main(context.args))
-
-
-@app.command()
-def control(
-    cases: Annotated[
-        str, typer.Option(help="Separated by commas: reports, engine, adapter, table, models, decisions.")
-    ] = "reports,engine,adapter,table,models,decisions",
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, not how fast.")] = False,
-    live: Annotated[
-        int, typer.Option(min=0, help="Also apply, list and delete that many adapters on a `weft up` of its own.")
-    ] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """What each change costs the control plane: reports, adapters, routes, decisions; targets beside.
-
-    Needs no model and no stack, 4 GiB of memory and about a quarter of an hour of one core, most of it for the millions
-    of requests of `decisions`; `--quick` takes seconds. With --live 1000: a stack of its own in a temporary data
-    directory; run it on an otherwise idle machine.
-    """
-    from weft_bench import control as bench
-    from weft_bench.control_live import measure
-    from weft_stage.machine import origin
-
-    chosen, of = among("cases", cases, bench.CASES), origin("protobuf")
-    with failures_told():
-        figures = bench.figures(of, chosen, bench.QUICK if quick else bench.Amounts(), progress)
-        keep("control", bench.__doc__ or "", chain(figures, measure(of, live, progress) if live else ()), docs)
 
 
 @app.command()
@@ -525,60 +317,6 @@ def slots(
         if "live" in parts:
             lines.append(slots_live.figures(of, cache_dir(), known, seed=seed, quick=quick, bar=progress))
         keep("slots", about, chain.from_iterable(lines), docs)
-
-
-@app.command()
-def phases(
-    part: Annotated[str, typer.Option(help="Parts, with commas: tbt, roles, batching.")] = "tbt,roles,batching",
-    loads: Annotated[
-        str, typer.Option(help="For tbt: parts of what Unified answers when all requests wait.")
-    ] = "0.5,0.8",
-    quick: Annotated[bool, typer.Option("--quick", help="Few requests: whether it runs, not how well.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of prompts and arrivals.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Prompts and tokens apart, live on this machine. tbt: time between tokens of Split, beside chunked prefill.
-
-    roles: runners that change their role under load, every token compared. batching: the three mechanisms that
-    Splitwise compares, live and simulated. Starts its own stacks; about 8, 3 and 7 minutes. Run it on an otherwise idle
-    machine.
-    """
-    from weft_bench import phases as bench
-    from weft_bench import phases_batching, phases_roles
-    from weft_stage.machine import origin
-
-    given, of = [float(load) for load in loads.split(",")], origin()
-    parts = {
-        "tbt": lambda: bench.figures(of, quick=quick, seed=seed, loads=given, bar=progress),
-        "roles": lambda: phases_roles.figures(of, quick=quick, seed=seed, bar=progress),
-        "batching": lambda: phases_batching.figures(of, quick=quick, seed=seed, bar=progress),
-    }
-    about = "\n".join(module.__doc__ or "" for module in (bench, phases_roles, phases_batching))
-    with failures_told():
-        keep("phases", about, chain.from_iterable(parts[name]() for name in among("part", part, parts)), docs)
-
-
-@app.command()
-def transfer(
-    tls_dir: Annotated[
-        Path | None, typer.Option(help="A runner's tls.crt, tls.key, ca.crt: also under mutual TLS.")
-    ] = None,
-    threads: Annotated[str, typer.Option(help="Threads of the step that KV is sent beside.")] = "1,2",
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the prompt.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """KV between two processes of this machine: shared memory, TCP, TLS, gRPC messages, and beside a prompt's step.
-
-    About a minute. Run it on an otherwise idle machine.
-    """
-    from weft_bench import transfer as bench
-    from weft_stage.machine import origin
-
-    with failures_told():
-        numbers = [int(number) for number in threads.split(",")]
-        lines = bench.figures(origin(), tls=tls_dir, threads=numbers, quick=quick, seed=seed, bar=progress)
-        keep("transfer", bench.__doc__ or "", lines, docs)
 
 
 def _add(name: str, benchmark: Benchmark) -> None:

@@ -18,7 +18,7 @@ from scipy.stats import kendalltau
 
 from weft.domain.prediction import Prediction, PredictItem
 from weft_bench.data import rows
-from weft_bench.predict import alpaca_rows
+from weft_bench.figures.predict import alpaca_rows
 from weft_predictor_train.training import split, train
 
 LEVELS = (0.1, 0.5, 0.9, 0.99)

@@ -1,34 +1,28 @@
 """`weft bench operator`, small: every figure is measured, and neither rest nor a restart writes anything."""
 
-import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from harness.cluster.cluster import Cluster
 from harness.waiting import PATIENCE_S
-from weft_bench import operator_cases
-from weft_bench.operator import Size
-from weft_bench.through_operator import measure
+from weft_bench.cases import Operator
+from weft_bench.figures import operator
+from weft_bench.run import Run
 from weft_stage import process
 from weft_stage.lines import missed
 
 
-@contextmanager
-def no_bar(label: str, length: int) -> Generator[Callable[[int], None]]:
-    yield lambda _: None
-
-
 def test_a_small_benchmark_measures_everything_and_leaves_nothing_behind(
-    control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
+    control_plane: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("CONVERGE_S", "CHANGE_S", "SETTLE_S"):
-        monkeypatch.setattr(operator_cases, limit, PATIENCE_S)
+        monkeypatch.setattr(operator, limit, PATIENCE_S)
     for limit in ("START_S", "STOP_S"):
         monkeypatch.setattr(process, limit, PATIENCE_S)
     control_plane.require_no_nodes()
-    lines = asyncio.run(measure(control_plane.kubeconfig, control_plane.audit_log, Size(1, 2), 1.0, no_bar))
+    options = Operator(control_plane.kubeconfig, control_plane.audit_log, adapters=1, runners=2, steady_seconds=1.0)
+    lines = list(operator.figures(options, Run("operator", tmp_path)))
     values = {(line.case.partition(": ")[2], line.metric): line.value for line in lines}
     unknown = {line.metric for line in lines if line.value is None}
     assert unknown == (set() if control_plane.audit_log else {"API writes: refused"})

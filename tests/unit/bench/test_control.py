@@ -1,35 +1,35 @@
 """Every case of `weft bench control` at sizes of a second: it drives the cores and codecs that ship."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from weft_bench.control import CASES, Amounts, figures
 from weft_bench.control_cases import BUSY, PlayedRunner
+from weft_bench.figures import control
+from weft_bench.run import Run
 from weft_stage.lines import Origin
 
-TINY = Amounts(
+TINY = control.Amounts(
     runners=2, rounds=2, host_copies=20, adapters=200, fleet=3, decisions=30, messages=20
 )  # of requests 100 for each runner: more than run
 
 
-@contextmanager
-def bar(_label: str, length: int) -> Iterator[Callable[[int], None]]:
-    advanced = 0
+class CheckedRun(Run):
+    """Checks that progress reaches its length."""
 
-    def advance(by: int) -> None:
-        nonlocal advanced
-        advanced += by
-
-    yield advance
-    assert advanced in (0, length)
+    @contextmanager
+    def progress(self, label: str, length: int) -> Generator[Callable[[int], None]]:
+        advanced = list[int]()
+        yield advanced.append
+        assert sum(advanced) == length
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_every_figure_of_a_case_is_measured(case: str) -> None:
-    lines = list(figures(Origin("c", "m", "v"), [case], TINY, bar))
+@pytest.mark.parametrize("case", control.CASES)
+def test_every_figure_of_a_case_is_measured(case: str, tmp_path: Path) -> None:
+    lines = list(control.CASES[case](Origin("c", "m", "v"), TINY, CheckedRun("control", tmp_path)))
     assert lines
     assert all(line.value is not None for line in lines)
     assert any(line.target for line in lines)

@@ -2,14 +2,15 @@
 
 import pytest
 
-from weft_bench import transfer
-from weft_bench.transfer_ends import Carrier
+from weft_bench.figures import transfer
 
 
 @pytest.mark.parametrize("shared_memory", [False, True])
-def test_transfers_are_acknowledged_and_timed(shared_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "SHAPE", "tiny")
-    monkeypatch.setattr(transfer, "page_bytes", lambda: 30 << 10)
-    rate, cpu_s = transfer._carried(Carrier("test", shared_memory), 3)  # pyright: ignore[reportPrivateUsage]
+def test_transfers_are_acknowledged_and_timed(shared_memory: bool) -> None:
+    place, carrier = (
+        transfer.Geometry(pages=128, layers=4, page_bytes=30 << 10),
+        transfer.Carrier("test", shared_memory),
+    )
+    rate, cpu_s = transfer.carried(place, carrier, 3)
     assert rate > 0
     assert cpu_s > 0

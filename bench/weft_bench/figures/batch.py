@@ -1,9 +1,7 @@
 """`weft bench batch`: lines of a batch beside interactive requests, through a whole stack.
 
-Two clients stream one long answer each. Lines are once those of a batch, whose rows the runner lets join; in the sweep
-they are requests of clients, `cap` at a time whatever a step takes: a fixed cap of rows. Tokens of lines are those
-that the runner computed while the answers came, less those of the answers. The token time is twice the median one of a
-client that is alone. Clients and stack share the cores, and the clients see what the stack adds to a step.
+Two clients stream one long answer each. Lines are those of a batch, whose rows the runner lets join, or requests of
+`cap` clients: a fixed cap of rows. docs/benchmarks/scheduling.md has the method.
 """
 
 import asyncio
@@ -19,14 +17,17 @@ from typing import Any
 
 import httpx2
 
+from weft_bench import cases
 from weft_bench.cpu_engine import Sizes
 from weft_bench.cpu_shapes import SHAPES, prompts
 from weft_bench.path_shape import MODEL, write_manifests
-from weft_bench.row_caps import INTERACTIVE, LINE_TOKENS, PROMPT_TOKENS, TOKEN_TIMES, RuleRun, caps, figures
+from weft_bench.row_caps import INTERACTIVE, LINE_TOKENS, PROMPT_TOKENS, TOKEN_TIMES, RuleRun, caps
+from weft_bench.row_caps import figures as rule_figures
+from weft_bench.run import Run
 from weft_stage import sse
-from weft_stage.cpu_models import base_model
+from weft_stage.cpu_models import base_model, cache_dir
 from weft_stage.errors import RequestFailed
-from weft_stage.lines import Line, Origin
+from weft_stage.lines import Line
 from weft_stage.stack import Stack
 
 ROWS = 32  # sequences of the runner
@@ -37,38 +38,37 @@ TOKENS = "weft_runner_tokens_total"
 Prompts = Callable[[int], Sequence[Sequence[int]]]
 
 
-def measure(
-    name: str, folder: Path, tokens: int, repetitions: int, seed: int, origin: Origin, progress: Callable[[str], None]
-) -> Iterator[Line]:
-    """Rounds of every cap and of priorities, after one that warms up. Raises StackFailed, RequestFailed."""
-    shape, rng = SHAPES[name], random.Random(seed)
+def figures(options: cases.Batch, run: Run) -> Iterator[Line]:
+    """Measure rounds of every cap and of priorities, after one that warms up. Raises StackFailed, RequestFailed."""
+    name, tokens, folder = options.model_shape, options.tokens, options.models or cache_dir()
+    origin, shape, rng = run.origin("tokenizers"), SHAPES[name], random.Random(options.seed)
     sizes = Sizes(rows=ROWS, slots=1, context_tokens=PROMPT_TOKENS + max(tokens, LINE_TOKENS), profile=True)
     rules: tuple[int | None, ...] = (*caps(ROWS), None)
+    alone, cells = list[float](), {rule: list[RuleRun]() for rule in rules}
     with TemporaryDirectory(prefix="weft-bench-") as scratch:
         base = base_model(folder, name, shape)
         manifests = write_manifests(Path(scratch) / "manifests", base, (), shape, sizes, {"slo": None})
         with Stack(manifests, Path(scratch) / "data") as stack:
             stack.wait_for_models(1, timeout_s=READY_S)
-            bench = _Bench(stack, tokens, lambda count: prompts(rng, count, PROMPT_TOKENS, shape.vocab))
-            alone, found = list[float](), {rule: list[RuleRun]() for rule in rules}
-            for number in range(repetitions + 1):
-                warm = asyncio.run(bench.answers(1))
-                cells = {rule: asyncio.run(bench.cell(rule)) for rule in rules}
-                progress(f"round {number} of {repetitions}")
-                if number:
-                    alone += warm
-                    for rule, cell in cells.items():
-                        found[rule].append(cell)
+            clients = Clients(stack, tokens, lambda count: prompts(rng, count, PROMPT_TOKENS, shape.vocab))
+            for number in range(options.repetitions + 1):
+                gaps_s = asyncio.run(clients.answers(1))
+                alone += gaps_s if number else ()
+                for rule in rules:
+                    cell = asyncio.run(clients.cell(rule))
+                    cells[rule] += [cell] if number else ()
+                run.say(f"round {number} of {options.repetitions}")
+    token_ms = 1e3 * median(alone)
     measured = {
-        rule: RuleRun([gap for cell in cells for gap in cell.gaps_s], median(cell.lines_per_s for cell in cells))
-        for rule, cells in found.items()
+        rule: RuleRun([gap for cell in of_rule for gap in cell.gaps_s], median(cell.lines_per_s for cell in of_rule))
+        for rule, of_rule in cells.items()
     }
-    yield origin.line(f"{name}, one client alone", "token time", 1e3 * median(alone), "ms")
-    yield from figures(origin.line, f"{name}, ", measured, TOKEN_TIMES * 1e3 * median(alone))
+    yield origin.line(f"{name}, one client alone", "token time", token_ms, "ms")
+    yield from rule_figures(origin.line, f"{name}, ", measured, TOKEN_TIMES * token_ms)
 
 
-class _Bench:
-    """One stack, and what its clients ask."""
+class Clients:
+    """The clients of one stack."""
 
     def __init__(self, stack: Stack, tokens: int, made: Prompts) -> None:
         self._stack, self._tokens, self._prompts = stack, tokens, made

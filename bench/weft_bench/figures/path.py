@@ -1,0 +1,187 @@
+"""`weft bench path`: what a request costs on its way through the whole stack.
+
+With the quickstart model, whose arithmetic is next to nothing: gateway, scheduler, streams. `--model-shape m135`: a
+model whose arithmetic counts, beside the engine alone, in turn, with the same requests on the same cores. The client is
+a raw reader of server-sent events that shares the cores. docs/benchmarks/stack.md has the method.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from weft_bench import cases
+from weft_bench.cpu_context import adapter_pages
+from weft_bench.cpu_engine import Ask, Sizes, Subject
+from weft_bench.cpu_shapes import RANK, SHAPES, prompts
+from weft_bench.path_shape import MODEL, NAMESPACE, write_manifests
+from weft_bench.roofline import lora_bytes
+from weft_bench.run import Run
+from weft_stage import sse
+from weft_stage.cpu_models import adapter, base_model, cache_dir, files
+from weft_stage.lines import Line, percentile
+from weft_stage.shapes import Shape
+from weft_stage.stack import WORDS, Stack, quickstart
+
+RUNNER, GATEWAY, CLIENT = "runner", "gateway", "client"
+COMPONENTS = (GATEWAY, RUNNER, "scheduler", "predictor", "supervisor", "depot", "batch")
+BUSY, CPU = "weft_runner_busy_seconds_total", "process_cpu_seconds_total"
+ADAPTERS, PROMPT_TOKENS, OUTPUT_TOKENS, REQUESTS_PER_STREAM = 8, 64, 64, 4
+READY_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Requests by `streams` clients. `tokens`: in each answer; 0: as many as the model gives, at most 200."""
+
+    name: str
+    streams: int
+    requests: int
+    tokens: int = 0
+
+
+ONE, MANY = Case("1 stream", 1, 24), Case("32 streams", 32, 256)
+SHORT, LONG = Case("32 streams, one token", 32, 256, 1), Case("32 streams, 256 tokens", 32, 64, 256)
+TARGETS = {
+    (ONE.name, "time to first token p50"): "<= 10",
+    (MANY.name, "time per output token p99"): "<= 25",
+    (MANY.name, "output tokens"): ">= 8000",
+    (SHORT.name, "CPU a request, all but the runner"): "<= 5",
+    (LONG.name, "tokens a second of the gateway's CPU"): ">= 20000",
+}
+OF_ENGINE_TARGETS = {"m135, 32 streams": ">= 0.85"}
+
+
+def figures(options: cases.RequestPath, run: Run) -> Iterator[Line]:
+    """Measure the path of requests. Raises StackFailed, EngineRefused, RequestFailed."""
+    yield from _quickstart(options, run) if options.model_shape is None else _random_model(options, run)
+
+
+# ---- the quickstart
+
+
+def _quickstart(options: cases.RequestPath, run: Run) -> Iterator[Line]:
+    """Measure all cases on one stack; a few requests of a case's own kind warm it up."""
+    origin = run.origin()
+    with TemporaryDirectory(prefix="weft-bench-") as scratch, Stack(quickstart(), Path(scratch)) as stack:
+        models = stack.wait_for_models(timeout_s=60)
+        for case in (ONE, MANY, SHORT, LONG):
+            warm = list(bodies(models, case, case.streams + len(models), options.seed + 1))
+            asyncio.run(sse.run("127.0.0.1", stack.port, warm, case.streams))
+            asked, before = list(bodies(models, case, case.requests, options.seed)), _used(stack)
+            answers = asyncio.run(sse.run("127.0.0.1", stack.port, asked, case.streams))
+            used = {name: seconds - before[name] for name, seconds in _used(stack).items()}
+            for metric, value, unit in _path_figures(case, answers, used):
+                yield origin.line(case.name, metric, value, unit, target=TARGETS.get((case.name, metric)))
+
+
+def bodies(models: Sequence[str], case: Case, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Make requests in turn over the models, each a sentence of 8 to 16 words, greedy."""
+    rng = random.Random(seed)
+    length = {"max_tokens": case.tokens, "ignore_eos": True} if case.tokens else {"max_tokens": 200}
+    for number in range(count):
+        prompt = " ".join(rng.choices(WORDS, k=rng.randint(8, 16)))
+        yield {"model": models[number % len(models)], "prompt": prompt, "temperature": 0, **length}
+
+
+def _used(stack: Stack) -> dict[str, float]:
+    """Return the seconds until now: of the clock, of the runner's steps, of the processes' CPU by name."""
+    cpu_s = {name: stack.metric(name, CPU) for name in COMPONENTS}
+    clocks = {"wall": time.perf_counter(), "busy": stack.metric(RUNNER, BUSY), CLIENT: time.process_time()}
+    return {**clocks, **cpu_s}
+
+
+def _path_figures(
+    case: Case, answers: Sequence[sse.Streamed], used: Mapping[str, float]
+) -> Iterator[tuple[str, float, str]]:
+    """Yield metric, value and unit. `used`: seconds that the case took, as `_used` names them."""
+    count, tokens, wall_s = len(answers), sum(answer.tokens for answer in answers), used["wall"]
+    yield "requests", count / wall_s, "1/s"
+    yield "output tokens", tokens / wall_s, "1/s"
+    times_s = {"time to first token": [answer.first - answer.start for answer in answers]}
+    if case.tokens != 1:
+        times_s["time per output token"] = [gap for answer in answers for gap in answer.gaps()]
+    times_s["end to end"] = [answer.end - answer.start for answer in answers]
+    for metric, values in times_s.items():
+        for percent in (50, 90, 99):
+            yield f"{metric} p{percent}", 1e3 * percentile(values, percent), "ms"
+    yield "time outside the runner", 1 - used["busy"] / wall_s, "share"
+    beside_s = sum(used[name] for name in COMPONENTS if name != RUNNER)
+    for name, seconds in ((GATEWAY, used[GATEWAY]), ("all but the runner", beside_s), (RUNNER, used[RUNNER])):
+        yield f"CPU a request, {name}", 1e3 * seconds / count, "ms"
+    yield "tokens a second of the gateway's CPU", tokens / used[GATEWAY], "1/s"
+    yield "the client's CPU", used[CLIENT] / wall_s, "cores"
+
+
+# ---- a random model, beside the engine alone
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Tokens a second of both; cores that the client took; share of the time in which the runner computed."""
+
+    engine: float
+    stack: float
+    client: float
+    busy: float
+    ttft_s: Sequence[float]
+
+
+def _random_model(options: cases.RequestPath, run: Run) -> Iterator[Line]:
+    """Alternate the engine alone and the whole stack. The base and its adapters take turns over the requests."""
+    assert options.model_shape is not None
+    name, streams, folder = options.model_shape, options.streams, options.models or cache_dir()
+    shape, rng, origin = SHAPES[name], random.Random(options.seed), run.origin("tokenizers")
+    base = base_model(folder, name, shape)
+    adapters = [adapter(folder, name, shape, number, RANK) for number in range(ADAPTERS)]
+    sizes = Sizes(
+        rows=streams, slots=ADAPTERS, context_tokens=PROMPT_TOKENS + OUTPUT_TOKENS, batch_tokens=512, prefills=1,
+        adapter_pages=adapter_pages(shape, ADAPTERS * lora_bytes(shape, RANK), ADAPTERS), token_time_ms=100,
+        profile=True,
+    )  # fmt: skip
+    rounds = list[Round]()
+    with TemporaryDirectory(prefix="weft-bench-") as scratch:
+        manifests = write_manifests(Path(scratch) / "manifests", base, adapters, shape, sizes)
+        with Subject(files(base), sizes) as subject, Stack(manifests, Path(scratch) / "data") as stack:
+            subject.adapters.paths.update({path.name: path for path in adapters})
+            stack.wait_for_models(ADAPTERS + 1, timeout_s=READY_S)
+            for number in range(options.repetitions + 1):
+                both = _round(subject, stack, _asks(rng, shape, adapters, streams), streams)
+                rounds += [both] if number else ()
+    case, engine = f"{name}, {streams} streams", median(each.engine for each in rounds)
+    share = median(each.stack / each.engine for each in rounds)
+    yield origin.line(case, "output tokens", median(each.stack for each in rounds), "tokens/s", baseline=engine)
+    yield origin.line(case, "of the engine alone", share, "share", target=OF_ENGINE_TARGETS.get(case))
+    yield origin.line(case, "the client's CPU", median(each.client for each in rounds), "cores")
+    yield origin.line(case, "time outside the runner", 1 - median(each.busy for each in rounds), "share")
+    ttft_s = [seconds for each in rounds for seconds in each.ttft_s]
+    for percent in (50, 99):
+        yield origin.line(case, f"time to first token p{percent}", 1e3 * percentile(ttft_s, percent), "ms")
+
+
+def _asks(rng: random.Random, shape: Shape, adapters: Sequence[Path], streams: int) -> list[Ask]:
+    names = ["", *(path.name for path in adapters)]
+    made = prompts(rng, streams * REQUESTS_PER_STREAM, PROMPT_TOKENS, shape.vocab)
+    return [Ask(names[number % len(names)], prompt, OUTPUT_TOKENS) for number, prompt in enumerate(made)]
+
+
+def _round(subject: Subject, stack: Stack, asks: Sequence[Ask], streams: int) -> Round:
+    alone = subject.play(asks, streams=streams)
+    sent = [
+        {
+            "model": f"{NAMESPACE}/{ask.adapter}" if ask.adapter else MODEL, "prompt": list(ask.prompt),
+            "temperature": 0, "max_tokens": ask.tokens,
+        }
+        for ask in asks
+    ]  # fmt: skip
+    busy_s, cpu_s, start = stack.metric(RUNNER, BUSY), time.process_time(), time.perf_counter()
+    answers = asyncio.run(sse.run("127.0.0.1", stack.port, sent, streams))
+    wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
+    busy_s = stack.metric(RUNNER, BUSY) - busy_s
+    tokens, ttft_s = sum(answer.tokens for answer in answers), [answer.first - answer.start for answer in answers]
+    return Round(alone.tokens / alone.wall_s, tokens / wall_s, cpu_s / wall_s, busy_s / wall_s, ttft_s)
