@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from weft_bench.cpu_masks import SPECIAL
+from weft_bench.path_shape import SPECIAL
 from weft_stage.errors import EngineRefused
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import BASE, POPULARITIES, RANK, SHAPES, adapter_of_row
-from weft_bench.errors import NotCheckout
 from weft_bench.peers.worker import Worker
 from weft_bench.roofline import BF16_BYTES, lora_bytes
 from weft_operator.local.processes import CHILD
+from weft_stage.cpu_models import adapter, base_model
+from weft_stage.errors import NotCheckout
 
 ENGINE_CASES = ("decode", "prefill")
 CONTROL_CASES = {"reports": "cores", "decisions": "cores", "path": "cores", "request": "gateway", "refused": "gateway"}
