@@ -150,6 +150,10 @@ class SideChannels:
 
 CPU_CASES = ("decode", "retention", "batch1", "prefill", "whole", "int8", "int4", "loading", "slots")
 CPU_OTHER_CASES = ("kv", "swap", "operator")
+CPU_SHOWN = (
+    "kept of what the bound allows", "whole run", "bf16 step / *", "decode step p50, a* / *", "first token, from *",
+    "attention of all keys *", "read bandwidth",
+)  # fmt: skip
 GPU_CASES = {"exact": 60, "steps": 110, "streams": 190, "stack": 100, "operator": 25, "offload": 60}  # shares of time
 GPU_MODELS = ("8B", "1B")
 
@@ -198,12 +202,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "clients": Benchmark(Clients, "reliability", ("others' first token p99", "gateway*"), f"{TROUBLE}:clients"),
     "histories": Benchmark(Histories, "reliability", function=f"{TROUBLE}:histories"),
     "side-channels": Benchmark(SideChannels, "reliability", ("AUC",), f"{TROUBLE}:side_channels"),
-    "cpu": Benchmark(Cpu, "engine-cpu"),
-    "gpu": Benchmark(Gpu, "engine-gpu"),
+    "cpu": Benchmark(Cpu, "engine-cpu", CPU_SHOWN),
+    "gpu": Benchmark(Gpu, "engine-gpu", ("output tokens, steady", "of the bandwidth", "largest error of a row / *")),
 }
 PAGES: Mapping[str, Page] = {
-    "engine-cpu": Page("The engine on CPUs"),
-    "engine-gpu": Page("The engine on GPUs"),
+    "engine-cpu": Page("The engine on CPUs", "kept of what the bound allows"),
+    "engine-gpu": Page("The engine on GPUs", "output tokens, steady"),
     "peers": Page("Peers"),
     "stack": Page("The whole stack"),
     "scheduling": Page("Scheduling"),
