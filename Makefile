@@ -129,7 +129,7 @@ bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API ser
 	@$(CLUSTER) bench-operator
 
 # From the checkout as it is, no virtual environment: GPU_PYTHON has what NEEDED of gpu-check (tests/harness/gpu_check.py) and of gpu-bench
-# (bench/weft_bench/gpu.py) names, for the cases `exact` and `peft` peft and transformers, and for `stack` what `weft up` needs. Both say
+# (bench/weft_bench/figures/gpu.py) names, for the case `exact` peft and transformers, and for `stack` what `weft up` needs. Both say
 # what is not there (exit code 2), and that there is no GPU (3).
 # GPU_FLAGS: of gpu-check pytest's options, of gpu-bench cases and options (`--help`).
 GPU_PYTHON ?= python3
@@ -140,8 +140,8 @@ GPU := PYTHONPATH=$(subst $(SPACE),:,$(abspath cli operator sim train kernels be
 gpu-check:  ## tests marked `gpu` on this machine's GPU: kernels and the CUDA executor against plain torch
 	@$(GPU) -m harness.gpu_check $(GPU_FLAGS)
 
-gpu-bench:  ## figures of docs/benchmarks/gpu.md on this machine's GPU (at most 9 minutes)
-	@$(GPU) -m weft_bench.gpu $(GPU_FLAGS)
+gpu-bench:  ## figures of docs/benchmarks/engine-gpu.md on this machine's GPU (at most 9 minutes)
+	@$(GPU) -m weft_bench gpu $(GPU_FLAGS)
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 MERMAID_VERSION := 11.17.2

@@ -333,6 +333,53 @@ class RequestPath:
     models: Path | None = models_folder()
 
 
+# ---------------------------------------------------------------- the engine alone
+
+
+CPU_CASES = ("decode", "retention", "batch1", "prefill", "whole", "int8", "int4", "loading", "slots")
+CPU_OTHER_CASES = ("kv", "swap", "operator")
+CPU_SHOWN = (
+    "kept of what the bound allows", "whole run", "bf16 step / *", "decode step p50, a* / *", "first token, from *",
+    "attention of all keys *", "read bandwidth",
+)  # fmt: skip
+GPU_CASES = {"exact": 60, "steps": 110, "streams": 190, "stack": 100, "operator": 25, "offload": 60}  # shares of time
+GPU_MODELS = ("8B", "1B")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The CPU engine alone: decode, prefill, what adapters cost, many adapters over few slots.
+
+    kv: attention over long contexts. swap: KV to host memory and back, and prefixes read from there. operator: LoRA
+    alone, beside torch with a loop or gathered batched products (Punica). Random models are made on first use (mid:
+    1.6 GB). The default cases take about an hour; `--quick --shapes tiny --cases decode` takes seconds.
+    """
+
+    shapes: tuple[str, ...] = option(SHAPES, "random models", SHAPES)
+    cases: tuple[str, ...] = option(CPU_CASES, "cases", (*CPU_CASES, *CPU_OTHER_CASES))
+    quick: bool = quick_run()
+    executor: str = option("auto", "the runner's executor", ("auto", "cpu", "reference"))
+    dtype: str = option("bf16", "weights, as the runner's flag", ("bf16", "fp32", "int8", "int4"))
+    threads: int = option(0, "threads of the engine; 0: the runner chooses", minimum=0)
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The engine on this machine's GPU, beside what the GPU was measured to give; `make gpu-bench`.
+
+    Needs torch, triton, numpy, safetensors and psutil; the case exact transformers and peft, the case stack what `weft
+    up` needs. Exit code 2: a package is missing, 3: there is no GPU. A case that breaks off costs itself alone, unless
+    the device is lost with it. `make gpu-check` shows that results are right. TRITON_INTERPRET=1 runs tiny cases on a
+    CPU: it shows that they work.
+    """
+
+    cases: tuple[str, ...] = option(tuple(GPU_CASES), "cases, in this order", tuple(GPU_CASES))
+    model: str | None = option(None, "model of all cases; default: 8B, over HTTP 1B", GPU_MODELS)
+    budget_s: float = option(540.0, "seconds of all cases", minimum=1)
+
+
 # ---------------------------------------------------------------- the table
 
 TROUBLE = "weft_bench.figures.trouble"
@@ -376,10 +423,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "clients": Benchmark(Clients, "reliability", ("others' first token p99", "gateway*"), f"{TROUBLE}:clients"),
     "histories": Benchmark(Histories, "reliability", function=f"{TROUBLE}:histories"),
     "side-channels": Benchmark(SideChannels, "reliability", ("AUC",), f"{TROUBLE}:side_channels"),
+    "cpu": Benchmark(Cpu, "engine-cpu", CPU_SHOWN),
+    "gpu": Benchmark(Gpu, "engine-gpu", ("output tokens, steady", "of the bandwidth", "largest error of a row / *")),
 }
 PAGES: Mapping[str, Page] = {
-    "engine-cpu": Page("The engine on CPUs"),
-    "engine-gpu": Page("The engine on GPUs"),
+    "engine-cpu": Page("The engine on CPUs", "kept of what the bound allows"),
+    "engine-gpu": Page("The engine on GPUs", "output tokens, steady"),
     "peers": Page("Peers"),
     "stack": Page("The whole stack", "CPU a request, all but the runner"),
     "scheduling": Page("Scheduling"),

@@ -17,6 +17,11 @@ OTHER_FAMILIES = {
     "gemma3-1b": Shape(1152, 26, 4, 1, 6912, 262_144, "Gemma3ForCausalLM", head=256),
     "phi4-mini-half": Shape(3072, 16, 24, 8, 8192, 200_064, "Phi3ForCausalLM"),  # 16 of Phi-4-mini's 32 layers
 }
+DEVICE_SHAPES = {
+    "8B": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, inner=14336, vocab=128256),  # Llama 3.1 8B
+    "1B": Shape(hidden=2048, layers=16, heads=32, kv_heads=8, inner=8192, vocab=128256),  # Llama 3.2 1B
+    "tiny": Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64),  # under the interpreter
+}
 EVERY_FAMILY = ChainMap(SHAPES, OTHER_FAMILIES)
 BASE, IDENTICAL, UNIFORM, SKEWED, DISTINCT = "base", "Identical", "Uniform", "Skewed", "Distinct"
 POPULARITIES = (IDENTICAL, UNIFORM, SKEWED, DISTINCT)

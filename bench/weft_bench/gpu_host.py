@@ -32,7 +32,7 @@ STEPS = ((0, 32), (64, 31), (512, 0), (2048, 0))
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and return the exit code."""
-    from weft_bench.gpu_amounts import SHAPES
+    from weft_bench.cpu_shapes import DEVICE_SHAPES as SHAPES
 
     parser = argparse.ArgumentParser(prog="python -m weft_bench.gpu_host", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", choices=SHAPES, default="8B", help="(8B)")
@@ -99,7 +99,7 @@ def steps(model: str) -> Iterator[tuple[str, Callable[[], object]]]:
     import numpy as np
     import torch
 
-    from weft_bench.gpu_amounts import SHAPES
+    from weft_bench.cpu_shapes import DEVICE_SHAPES as SHAPES
     from weft_runner.model.cuda import executor as executors
     from weft_runner.model.cuda import ops
     from weft_stage.gpu_models import StepOf, random_tokens, spec_of, step_of

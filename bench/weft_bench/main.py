@@ -32,51 +32,6 @@ DEFAULT_DOCS = Path("docs/benchmarks")
 
 
 @app.command()
-def cpu(
-    shapes: Annotated[str, typer.Option(help="Models: tiny, small, m135, mid; with commas.")] = "tiny,small,m135,mid",
-    cases: Annotated[
-        str,
-        typer.Option(
-            help="Cases, with commas: decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, "
-            "priority, textgen, masks, operator, layer."
-        ),
-    ] = "decode,retention,batch1,prefill,whole,int8,int4,loading,slots,textgen,masks",
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
-    executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",
-    texts: Annotated[int, typer.Option(min=1, help="Requests of text generation; Punica has 1000.")] = 1_000,
-    threads: Annotated[int, typer.Option(min=0, help="Threads of the engine; 0: as a runner chooses.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of prompts, popularities and lengths.")] = 0,
-    models: Models = None,
-    data: Data = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """The CPU engine alone: decode, prefill, what adapters cost, many adapters over few slots, text generation.
-
-    operator and layer are Punica's: LoRA alone and one layer, beside torch with a loop or gathered batched products.
-    Models are made at random on first use (mid: 1.6 GB) and kept in --models. All of it takes about an hour on an
-    otherwise idle machine; `--quick --shapes tiny --cases decode` takes seconds. text generation needs --data.
-    """
-    from weft_bench import cpu as bench
-    from weft_bench import cpu_operator
-    from weft_bench.cpu_context import QUICK, Amounts, Options
-    from weft_bench.cpu_shapes import SHAPES
-    from weft_stage.cpu_models import cache_dir
-    from weft_stage.machine import origin
-
-    chosen, wanted = among("shapes", shapes, SHAPES), among("cases", cases, bench.CASES)
-    amounts = QUICK if quick else Amounts(texts=texts)
-    options, raw = (
-        Options(models or cache_dir(), executor, dtype, threads, seed, data, amounts),
-        docs / "raw" / "cpu.jsonl",
-    )
-    typer.echo(f"seed {seed}", err=True)
-    with failures_told():
-        lines = bench.figures(options, chosen, wanted, origin("safetensors"), progress, complain)
-        keep("cpu", lambda: f"{bench.__doc__}\n{cpu_operator.about(read(raw), docs)}", lines, docs)
-
-
-@app.command()
 def turns(
     old: Annotated[Path, typer.Option(help="The checkout to compare with: a folder with this repository's tree.")],
     new: Annotated[Path, typer.Option(help="The checkout that is compared.")] = Path(),
@@ -118,7 +73,7 @@ def turns(
     Example: git worktree add ../old HEAD~1; weft bench turns --old ../old --adapters base,Distinct --target-percent 2
     """
     from weft_bench import turns as bench
-    from weft_bench.cpu_models import cache_dir
+    from weft_stage.cpu_models import cache_dir
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped worker must not outlive this process
     wanted, counts = among("cases", cases, bench.CASES), _numbers("rows", rows)
@@ -147,17 +102,6 @@ def _numbers(option: str, text: str) -> list[int]:
     if min(found) < 1:
         raise typer.BadParameter(f"--{option} {text!r}: numbers from 1 on")
     return found
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
-def gpu(context: typer.Context) -> None:
-    """The engine on a GPU; `weft bench gpu --help` has its cases and options.
-
-    The same as `make gpu-bench`, which runs from a checkout with torch and Triton alone.
-    """
-    from weft_bench import gpu as bench
-
-    raise typer.Exit(bench.main(context.args))
 
 
 @app.command()

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness import processes
-from weft_bench import gpu
-from weft_bench.gpu import MISSING, NO_GPU, device_bytes, missing, no_gpu
+from weft_bench.figures import gpu
 
 ROOT = Path(__file__).parents[2]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -36,16 +35,16 @@ PROPERTIES = ("--hypothesis-profile=verdict", "--hypothesis-seed=0")
 
 
 def main(arguments: Sequence[str]) -> int:
-    if reason := no_gpu():
+    if reason := gpu.no_gpu():
         print(f"{reason}; `make test` runs these tests under Triton's interpreter", file=sys.stderr)
-        return NO_GPU
-    if said := missing(NEEDED):
+        return gpu.NO_GPU
+    if said := gpu.missing(NEEDED):
         print(said, file=sys.stderr)
-        return MISSING
+        return gpu.MISSING
     # Offloaded weights are read past the page cache: the folder has to be on a disk, which /tmp may not be.
     with tempfile.TemporaryDirectory(prefix=".gpu-check-", dir=ROOT) as folder:
         given = ["tests/kernels/triton", *PROPERTIES, *arguments]
-        return run(command(given, Path(folder) / "tests", workers(len(os.sched_getaffinity(0)), device_bytes())))
+        return run(command(given, Path(folder) / "tests", workers(len(os.sched_getaffinity(0)), gpu.device_bytes())))
 
 
 def workers(cores: int, memory: int) -> int:

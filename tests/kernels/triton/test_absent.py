@@ -12,9 +12,9 @@ import triton
 from triton.runtime import interpreter
 
 from harness.triton_compile import unavailable
-from weft_bench.gpu_amounts import SHAPES
+from weft_bench.cpu_shapes import DEVICE_SHAPES
+from weft_bench.drive import device
 from weft_bench.gpu_host import executor_of
-from weft_bench.gpu_steps import launches
 from weft_kernels.triton import prepared
 from weft_stage.gpu_models import spec_of
 
@@ -41,7 +41,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def absent() -> Any:
-    return executor_of(spec_of(SHAPES["8B"], 2048), pages=64, rows=8, tokens=256, graphs=True)
+    return executor_of(spec_of(DEVICE_SHAPES["8B"], 2048), pages=64, rows=8, tokens=256, graphs=True)
 
 
 def test_a_captured_step_waits_for_nothing(absent: Any, launched: Counter[str]) -> None:
@@ -56,7 +56,7 @@ def test_a_captured_step_waits_for_nothing(absent: Any, launched: Counter[str]) 
             forward()
         kind, _, tokens = name.partition(" of ")
         found.setdefault(kind, {}).setdefault(tokens.split(", ")[1], set()).add(launched.total())
-    decode = {kind: launches(absent.spec, adapters=kind == "adapters") - 1 for kind in ("base", "adapters")}
+    decode = {kind: device.launches(absent.spec, adapters=kind == "adapters") - 1 for kind in ("base", "adapters")}
     assert found["decode"] == {kind: {count} for kind, count in decode.items()}
     assert found["prompts"] == {kind: {count + absent.spec.layers} for kind, count in decode.items()}
     assert decode["base"] < 296

@@ -15,9 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.on_device import BF16, DTYPES, FP16, FP32, INTERPRETED, TOLERANCES, assert_near, sized
-from weft_bench.gpu_attention import splits_of
 from weft_kernels.triton import attention
-from weft_runner.model.cuda.attention import MAX_SPLITS
+from weft_runner.model.cuda.attention import LONG_SPLITS, MAX_SPLITS, attention_splits
 from weft_stage.gpu_device import Gpu
 
 LAYERS, LAYER = 3, 1
@@ -263,7 +262,9 @@ def test_decode_of_contexts_of_every_length(
 ) -> None:
     """`splits` None: as many as the engine takes, more of them for long contexts."""
     step = on(gpu.device, make_step(rng, shape, decoding(*CONTEXTS), window))
-    usual, most = (None, splits) if splits else (1, splits_of(len(CONTEXTS), shape.kv_heads, gpu.sms)[1])
+    usual, most = (
+        (None, splits) if splits else (1, max(attention_splits(len(CONTEXTS), shape.kv_heads, gpu.sms), LONG_SPLITS))
+    )
     assert_attended(attended(step, gpu.device, window=window, splits=most, usual=usual), expected(step, window))
 
 

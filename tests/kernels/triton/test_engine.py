@@ -14,7 +14,7 @@ import torch
 from harness.device_models import PAGE_TOKENS, HostAdapter, device_executor, host_weights, reference_executor
 from harness.on_device import sized
 from weft.domain.request import Step
-from weft_bench.gpu_engine import engine_of
+from weft_bench.drive import engine
 from weft_runner.core import BatchLimits, PoolLimits
 from weft_runner.model import Executor, map_tensors
 from weft_stage.cpu_models import adapter
@@ -69,7 +69,7 @@ def played(executor: Executor, source: Folders, asks: Sequence[Ask]) -> list[lis
         max_context_tokens=CONTEXT, vocab_size=SHAPE.vocab, batch=BatchLimits(max_prefills=2, max_batch_tokens=64),
         page_bytes=executor.adapters.page_bytes, keep_copies=True,
     )  # fmt: skip
-    player = Listener(lambda told: engine_of(executor, limits, source, told, max_rank=max(RANKS)))
+    player = Listener(lambda told: engine.engine_of(executor, limits, source, told, max_rank=max(RANKS)))
     try:
         player.play(asks, streams=ROWS)
     finally:

@@ -10,7 +10,7 @@ from importlib.metadata import distribution, packages_distributions
 import pytest
 
 from harness import gpu_check
-from weft_bench import gpu
+from weft_bench.figures import gpu
 
 CHECK = """
 import pytest
@@ -21,14 +21,14 @@ assert code == 0, code
 """
 # `stack` starts `weft up`, which needs more: it says so as it begins.
 BENCH = """
-import importlib, pathlib, weft_bench
-for path in pathlib.Path(weft_bench.__path__[0]).glob("gpu*.py"):
-    if path.stem != "gpu_stack":
-        importlib.import_module(f"weft_bench.{path.stem}")
+import importlib, weft_bench.command, weft_bench.gpu_host
+from weft_bench.figures import gpu
+for name in gpu.MODULES.values():
+    importlib.import_module(f"weft_bench.figures.{name}")
 """
 BITS = """
 import torch
-from weft_bench.gpu_offload import array_of
+from weft_runner.model.host_tensors import array_of
 array = array_of(torch.tensor([0.5, -3.0], dtype=torch.bfloat16))
 assert array.itemsize == 2
 assert array.view("<u2").tolist() == [0x3F00, 0xC040]

@@ -9,13 +9,13 @@ import pytest
 from weft.domain.ids import Epoch
 from weft.domain.machine import Connected, Received
 from weft.domain.request import Ended, FinishReason, NoCapacity, Sampling, SessionHello, Start, Step
-from weft_bench.cpu_engine import Folders, Sizes, settings
+from weft_bench.drive import Sizes, settings
 from weft_runner.model import Executor
 from weft_runner.shell import Engine, Output
 from weft_runner.shell.engine_factory import build_engine
 from weft_stage.cpu_models import base_model, files
 from weft_stage.errors import BadTable
-from weft_stage.playing import SESSION
+from weft_stage.playing import SESSION, Folders
 from weft_stage.shapes import Shape
 from weft_stage.trace_executor import FAST, Pace, TracedAnswer, TraceExecutor, read_table
 

@@ -1,6 +1,6 @@
 """Adapters without files: places in an arena of random numbers. What lies there is theirs, each its own.
 
-Packing and copying an adapter takes its time, and is measured where it counts (`gpu_slots`, `gpu_textgen`). Here a
+Packing and copying an adapter is not measured here: `weft bench gpu --cases streams` measures it. A
 slot's table is made as for a real one, by the same plan of an image, in pages dealt out at random.
 """
 

@@ -7,7 +7,7 @@ stopped.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,15 +73,6 @@ class Played:
         return sum(life.tokens for life in self.lives)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What became of requests that had others beside them, and how many tokens the others had made by then."""
-
-    lives: Sequence[Life]
-    line_tokens: int
-    wall_s: float
-
-
 class Folders:
     """Adapters by digest, each in a folder. One folder may stand for many digests: they are then many adapters."""
 
@@ -140,31 +131,6 @@ class Player:
         finally:
             self._forget()
         return Played(lives, self.witness.verified(), wall_s)
-
-    def play_beside(self, asks: Sequence[Ask], lines: Iterator[Ask], most: int) -> Beside:
-        """Serve all of `asks`, and `most` of `lines` at a time beside them, until each of `asks` has its last token.
-
-        The clock begins once every one of `asks` has its first. Raises as `play`.
-        """
-        self.witness.begin()
-        beside: list[Life] = []
-        try:
-            lives, began = [self._post(ask) for ask in asks], 0.0
-            while any(life.tokens < life.ask.tokens for life in lives):
-                if began:
-                    beside += [self._post(next(lines)) for _ in range(most + self._here(lives) - len(self._running))]
-                self.engine.run_once()
-                if not began and all(life.first for life in lives):
-                    began = time.perf_counter()
-            wall_s = time.perf_counter() - began
-        finally:
-            self._forget()
-        self.witness.verified()
-        return Beside(lives, sum(life.tokens for life in beside), wall_s)
-
-    def _here(self, lives: Sequence[Life]) -> int:
-        """Count those of these lives that have not ended."""
-        return sum(life.tokens < life.ask.tokens for life in lives)
 
     def _post(self, ask: Ask) -> Life:
         self._count += 1

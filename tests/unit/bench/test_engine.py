@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft_bench.cpu_decode import Batch, Model, base, decode, load_all, steady
-from weft_bench.cpu_engine import Ask, Life, Played, Sizes, Subject
 from weft_bench.cpu_shapes import DISTINCT, MIXED_RANKS, UNIFORM
-from weft_bench.slot_parts import Parts, parts
+from weft_bench.drive import Batch, Model, Sizes, Subject, base, decode, load_all, steady
+from weft_bench.figures import cpu_adapters
 from weft_stage.cpu_models import base_model, files
 from weft_stage.cpu_witness import Beat, SlotLoad
 from weft_stage.errors import WrongAdapter
+from weft_stage.playing import Ask, Life, Played
 from weft_stage.shapes import Shape
 
 SMALLEST = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64)
@@ -33,7 +33,7 @@ def subject(model: Model) -> Iterator[Subject]:
 @pytest.mark.parametrize("batch", [base(5), Batch(8, UNIFORM), Batch(8, DISTINCT), Batch(4, DISTINCT, MIXED_RANKS)])
 def test_steady_steps_have_every_row_and_its_adapter(model: Model, subject: Subject, batch: Batch) -> None:
     load_all(model, subject, [batch])
-    decoded = decode(model, subject, batch, 6, 5)
+    decoded = decode(model, subject, batch, 5, prompt_tokens=6)
     assert len(decoded.steps_s) == 4
     assert decoded.step_s == pytest.approx(sum(decoded.steps_s) / 4)
 
@@ -84,15 +84,17 @@ def test_another_number_of_adapters_or_rows_is_found_out(rows: int, adapters: in
 @pytest.mark.parametrize(
     ("load", "expected"),
     [
-        (None, Parts(0, 0, 10, hit=True)),
-        (SlotLoad("a", seated=17, seconds=1, n_bytes=1), Parts(6, 1, 3, hit=False)),
-        (SlotLoad("a", seated=17, seconds=9, n_bytes=1), Parts(0, 7, 3, hit=False)),
-        (SlotLoad("a", seated=9, seconds=1, n_bytes=1), Parts(0, 0, 10, hit=True)),
-        (SlotLoad("a", seated=29, seconds=1, n_bytes=1), Parts(0, 0, 10, hit=True)),
+        (None, cpu_adapters.Parts(0, 0, 10, hit=True)),
+        (SlotLoad("a", seated=17, seconds=1, n_bytes=1), cpu_adapters.Parts(6, 1, 3, hit=False)),
+        (SlotLoad("a", seated=17, seconds=9, n_bytes=1), cpu_adapters.Parts(0, 7, 3, hit=False)),
+        (SlotLoad("a", seated=9, seconds=1, n_bytes=1), cpu_adapters.Parts(0, 0, 10, hit=True)),
+        (SlotLoad("a", seated=29, seconds=1, n_bytes=1), cpu_adapters.Parts(0, 0, 10, hit=True)),
     ],
 )
-def test_a_time_to_first_token_is_parted_at_the_load_it_waited_for(load: SlotLoad | None, expected: Parts) -> None:
+def test_a_time_to_first_token_is_parted_at_the_load_it_waited_for(
+    load: SlotLoad | None, expected: cpu_adapters.Parts
+) -> None:
     life = Life(Ask("a", [1], 1), posted=10, first=20)
-    found = parts(life, [load] if load else [])
+    found = cpu_adapters.parts(life, [load] if load else [])
     assert found == expected
     assert found.ttft_s == life.ttft_s

@@ -5,7 +5,7 @@ rounds both; ours is right when its error is about theirs.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 
 from weft.domain.model.spec import ModelSpec
 from weft_bench.cpu_shapes import RANK
-from weft_bench.gpu_context import Context
-from weft_bench.gpu_page import ERROR, ERROR_RATIO
+from weft_bench.drive.engine import PAGE_TOKENS
+from weft_bench.drive.gpu import Bench
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.weights import ModelWeights
@@ -30,17 +30,17 @@ from weft_stage.gpu_models import (
     step_of,
 )
 from weft_stage.gpu_placed import Deck
+from weft_stage.lines import Line
 
-PAGE_TOKENS, PAGES = 16, 512
+PAGES = 512
 NAMES = ("base", "x", "y", "z")  # the base, and three adapters
 Tensors = Mapping[str, torch.Tensor]
 
 
-def measure(context: Context) -> None:
-    """Raises ImportError where there is no transformers or no peft."""
-    gpu, amounts = context.gpu, context.amounts
-    prompt, more = amounts.exact_tokens
-    spec = spec_of(amounts.shape, 2 * (prompt + 7 * len(NAMES) + more))
+def exact(bench: Bench) -> Iterator[Line]:
+    """Compare logits of the base and three adapters. Raises ImportError where there is no transformers or no peft."""
+    gpu, (prompt, more) = bench.gpu, bench.amounts.exact_tokens
+    spec = spec_of(bench.amounts.shape, 2 * (prompt + 7 * len(NAMES) + more))
     weights = random_weights(spec, Numbers(gpu.device, gpu.dtype))
     adapters = {
         name: peft_tensors(spec, dict.fromkeys(PROJECTIONS, RANK), seed, gpu.dtype)
@@ -53,19 +53,16 @@ def measure(context: Context) -> None:
     model = oracle(spec, weights, adapters)
     theirs = {name: answered(model, name, found[name].tokens, prompt) for name, prompt in prompts.items()}
     model = model.float()
-    for name, prompt_ in prompts.items():
-        true = answered(model, name, found[name].tokens, prompt_)
-        _report(context, name, found[name].logits, theirs[name], true)
-
-
-def _report(context: Context, name: str, ours_: torch.Tensor, theirs: torch.Tensor, true: torch.Tensor) -> None:
-    case = f"{context.amounts.model}, {'base' if name == 'base' else f'adapter {name}'}, beside fp32"
-    error, other = error_of(ours_, true), error_of(theirs, true)
-    context.report(case, ERROR, error, "", baseline=other)
-    context.report(case, ERROR_RATIO, error / other if other else None, "x")
-    for metric, logits in (("ours", ours_), ("transformers + PEFT", theirs)):
-        same = float((logits.argmax(1) == true.argmax(1)).float().mean())
-        context.report(case, f"likeliest token is fp32's: {metric}", same, "share")
+    for name, tokens in prompts.items():
+        true = answered(model, name, found[name].tokens, tokens)
+        error, other = error_of(found[name].logits, true), error_of(theirs[name], true)
+        case = f"{bench.amounts.model}, {'base' if name == 'base' else f'adapter {name}'}, beside fp32"
+        yield bench.line(case, "largest error of a row", error, "", baseline=other)
+        metric = "largest error of a row / transformers + PEFT's in bf16"
+        yield bench.line(case, metric, error / other if other else None, "x", target="<= 1.5")
+        for whose, logits in (("ours", found[name].logits), ("transformers + PEFT", theirs[name])):
+            same = float((logits.argmax(1) == true.argmax(1)).float().mean())
+            yield bench.line(case, f"likeliest token is fp32's: {whose}", same, "share")
 
 
 def error_of(logits: torch.Tensor, true: torch.Tensor) -> float:
@@ -74,7 +71,7 @@ def error_of(logits: torch.Tensor, true: torch.Tensor) -> float:
 
 
 @dataclass(slots=True)
-class Found:
+class Answer:
     """A sequence with every token that was fed, and the logits [rows, V] after its prompt and after each token."""
 
     tokens: list[int]
@@ -84,7 +81,7 @@ class Found:
 def ours(
     spec: ModelSpec, weights: ModelWeights, adapters: Mapping[str, Tensors], prompts: Mapping[str, Sequence[int]],
     more: int,
-) -> dict[str, Found]:  # fmt: skip
+) -> dict[str, Answer]:  # fmt: skip
     """All prompts in one step, then greedy decode steps of all sequences, all from captured graphs."""
     together = sum(map(len, prompts.values()))
     sizes = Sizes(
@@ -108,7 +105,7 @@ def ours(
         parts = [StepOf(fed[n][-1:], len(fed[n]) - 1, pages_of[n], slots.get(n)) for n in prompts]
         rows.append(executor.run(step_of(parts, PAGE_TOKENS)).clone())
     logits = torch.stack(rows).float().cpu()
-    return {name: Found(fed[name], logits[:, row]) for row, name in enumerate(prompts)}
+    return {name: Answer(fed[name], logits[:, row]) for row, name in enumerate(prompts)}
 
 
 def oracle(spec: ModelSpec, weights: ModelWeights, adapters: Mapping[str, Tensors]) -> Any:
