@@ -37,7 +37,7 @@ by a harness that decodes as one segment whatever the popularity; its operator b
 on A100 (#11267, Llama 2 7B, ShareGPT, rank 8, requests/s with LoRA over those without), SGLang on H200 (35B MoE, one
 adapter). Lines "under ncu" are one layer of a captured step, each kernel beside the time that the bytes which it read
 take at the measured bandwidth (at the clocks that ncu sets). S3, Splitwise and FlexGen publish no figure of a model and
-a GPU that are measured here: their mechanisms stand in `s3.md`, `splitwise.md` and `offload.md`.
+a GPU that are measured here: their mechanisms stand in `scheduling.md`, `phases.md` and `offload.md`.
 """
 
 from collections.abc import Iterable

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from weft_bench.cases import BENCHMARKS, Benchmark
 from weft_bench.command import run, single
 from weft_bench.crowds import KINDS as CROWDS
 from weft_bench.errors import BenchFailed
-from weft_bench.lines import Line, append, missed, newest, read
+from weft_bench.lines import Line, append, missed, read
 from weft_bench.render import page
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines and a page under docs/benchmarks/.")
@@ -413,165 +412,6 @@ def control(
     with failures_told():
         figures = bench.figures(of, chosen, bench.QUICK if quick else bench.Amounts(), progress)
         keep("control", bench.__doc__ or "", chain(figures, measure(of, live, progress) if live else ()), docs)
-
-
-@app.command()
-def fidelity(
-    part: Annotated[str, typer.Option(help="Parts, with commas: live, silicon, vllm, adapters.")] = "live",
-    models_: Annotated[
-        str, typer.Option("--of", help="For live: quickstart, m135, 'm135 Unified', 'm135 Split' (two runners).")
-    ] = "quickstart,m135,m135 Unified,m135 Split",
-    loads: Annotated[str, typer.Option(help="Percent of the saturating load: 25, 50, 80.")] = "25,50,80",
-    runs: Annotated[int, typer.Option(min=1, help="Live runs of each load.")] = 5,
-    again: Annotated[bool, typer.Option("--again", help="Also live cells that are there.")] = False,
-    minutes: Annotated[float, typer.Option(help="Minutes after which no live cell begins.")] = 1e6,
-    quick: Annotated[bool, typer.Option("--quick", help="Two short runs: shows that it works, not how well.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of arrivals, prompts and lengths.")] = 0,
-    fit: Annotated[
-        Path | None, typer.Option(help="For silicon, for adapters: write the constants, fitted on all of it, here.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="For adapters: simulations at a time.")] = 2,
-    every: Annotated[int, typer.Option(min=1, help="For adapters: simulate one run in EVERY.")] = 1,
-    models: Models = None,
-    data: Data = None,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Simulated beside measured. live: the simulator beside the live CPU engine, at 25, 50 and 80 % of saturation.
-
-    live starts stacks of its own, one for each model; two minutes to calibrate and one for each load, on an otherwise
-    idle machine. A cell that is there is not measured again.
-    The others need --data and no quiet machine. silicon: performance models beside published points of H100 and H200,
-    fitted on others; two minutes. vllm: requests through real vLLM and through the engine simulation; ten seconds.
-    adapters: hours of real vLLM with 8 to 384 adapters, simulated; about 20 minutes of a core.
-    """
-    from weft_bench import fidelity as bench
-    from weft_bench import fidelity_parts
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
-
-    names = among("of", models_, bench.MODELS)
-    shares = [int(share) for share in among("loads", loads, [str(load) for load in bench.LOADS])]
-    amounts = bench.QUICK if quick else bench.Amounts(runs=runs)
-    parts = among("part", part, ("live", *fidelity_parts.PARTS))
-    with failures_told():
-        lines = fidelity_parts.figures(
-            origin("scipy"), [name for name in parts if name != "live"], data, fit, every, jobs, progress
-        )
-        if "live" in parts:
-            raw, of = docs / "raw" / "fidelity.jsonl", origin("tokenizers")
-            there = newest(read(raw)) if raw.exists() and not again else []
-            known = [line for line in there if line.machine == of.machine]
-            wanted = bench.Measurement(amounts, seed, known, time.monotonic() + 60 * minutes)
-            live = bench.figures(of, names, shares, wanted, models or cache_dir(), progress)
-            lines = chain(live, lines)
-        keep("fidelity", fidelity_parts.ABOUT, lines, docs)
-
-
-@app.command()
-def s3(
-    part: Annotated[str, typer.Option(help="What to measure; default: every part. Separated by commas.")] = "",
-    traces: Annotated[str, typer.Option(help="LMSYS, ShareGPT, Alpaca; separated by commas.")] = "",
-    loads: Annotated[str, typer.Option(help="For queues: 1.6, 1.3, 1; separated by commas.")] = "1.6,1.3,1",
-    data: Data = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
-    requests: Annotated[int, typer.Option(min=100, help="Requests of each queue.")] = 10_000,
-    quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also live cells that are there.")] = False,
-    minutes: Annotated[float, typer.Option(help="Minutes after which no live cell begins.")] = 1e6,
-    seed: Annotated[int, typer.Option(help="Seed of arrivals, and of which rows are served.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Scheduling with speculated output lengths (S3): queue policies, reservations, fairness, the paper's settings.
-
-    Simulated on described hardware, but for `live`, `penalty`, `fairness-live` and `consolidation-live`, which start
-    stacks of their own and want an otherwise idle machine: `live` takes five minutes for each trace and load, the
-    others four to eight minutes, `consolidation-live` twenty a cell; a cell of theirs that is there is not measured
-    again. A queue of 10,000 requests takes half a minute to three minutes of one idle core, and there are ten of each
-    trace; lines are kept as they are measured.
-    """
-    from weft_bench import s3 as bench
-    from weft_bench.machine import origin
-    from weft_bench.s3_lengths import TRACES
-
-    parts, pictures = among("part", part or ",".join(bench.PARTS), bench.PARTS), docs / "pictures" / "s3"
-    names = among("traces", traces or ",".join(TRACES), TRACES)
-    shares = [float(load) for load in among("loads", loads, [f"{load:g}" for load in bench.LOADS])]
-    raw, of = docs / "raw" / "s3.jsonl", origin("scipy")
-    there = newest(read(raw)) if raw.exists() and not again else []
-    known = {(line.case, line.metric): line.value for line in there if line.machine == of.machine}
-    context = bench.Context(
-        of, data, names, shares, pictures, seed, quick, requests, jobs, progress, complain, known,
-        time.monotonic() + 60 * minutes,
-    )  # fmt: skip
-    with failures_told():
-        keep("s3", lambda: bench.about(pictures, docs), bench.figures(context, parts), docs)
-
-
-@app.command()
-def splitwise(
-    part: Annotated[str, typer.Option(help="compat, batching, budget, throughput, plan; default: all.")] = "",
-    data: Data = None,
-    seconds: Annotated[float, typer.Option(min=5, help="Length of each drawn trace.")] = 120,
-    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
-    again: Annotated[bool, typer.Option("--again", help="Also figures that are there.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Prompt and token phases apart (Splitwise): its simulator's runs, batching mechanisms, the paper's comparisons.
-
-    Simulated in planning mode, with splitwise-sim's published performance model. Figures are kept as they are found:
-    after an interruption the same command goes on. All of it takes a quarter of an hour of two cores.
-    """
-    from weft_bench import splitwise as bench
-    from weft_bench.machine import origin
-
-    parts, raw, of = (
-        among("part", part or ",".join(bench.PARTS), bench.PARTS),
-        docs / "raw" / "splitwise.jsonl",
-        origin(),
-    )
-    there = newest(read(raw)) if raw.exists() and not again else []
-    known = {(line.case, line.metric): line.value for line in there if line.machine == of.machine}
-    context = bench.SplitwiseContext(of, data, seconds, seed, jobs, progress, known)
-    with failures_told():
-        keep("splitwise", lambda: bench.about(docs), bench.figures(context, parts, complain), docs)
-
-
-@app.command()
-def slots(
-    part: Annotated[str, typer.Option(help="Parts, separated by commas: grid, live.")] = "grid",
-    quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and adapters.")] = 0,
-    docs: Docs = DEFAULT_DOCS,
-) -> None:
-    """Adapters and KV in one memory without a number of slots, against the best number for each load.
-
-    Simulated with the step times that `weft bench fidelity` measured here. A run is kept once it is over: after an
-    interruption the same command goes on with those that are missing. All of it takes about ten minutes of one core.
-    `live` starts stacks, for five more.
-    """
-    from weft_bench import slots as bench
-    from weft_bench import slots_live
-    from weft_bench.cpu_models import cache_dir
-    from weft_bench.machine import origin
-
-    parts = among("part", part, ("grid", "live"))
-    raw, pictures = docs / "raw" / "slots.jsonl", docs / "pictures"
-
-    def about() -> str:
-        return f"{bench.about(read(raw), pictures / 'slots.svg', docs)}\n\n{slots_live.about()}"
-
-    with failures_told():
-        known, of, lines = read(raw) if raw.exists() and not again else [], origin(), list[Iterable[Line]]()
-        if "grid" in parts:
-            machine = bench.engine_of(docs / "raw" / "fidelity.jsonl")
-            lines.append(bench.figures(of, machine, known, seed=seed, quick=quick, bar=progress))
-        if "live" in parts:
-            lines.append(slots_live.figures(of, cache_dir(), known, seed=seed, quick=quick, bar=progress))
-        keep("slots", about, chain.from_iterable(lines), docs)
 
 
 @app.command()

@@ -13,6 +13,7 @@ import random
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,11 +23,10 @@ from weft_bench.cpu_engine import Sizes
 from weft_bench.cpu_models import adapter, base_model, cache_dir
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
 from weft_bench.errors import RequestFailed
-from weft_bench.fidelity_live import Bodies, Live, LiveRun
+from weft_bench.fidelity_live import PATIENT, Bodies, Live, LiveRun
 from weft_bench.lines import Line, Origin
 from weft_bench.path_shape import MODEL, NAMESPACE, write_manifests
 from weft_bench.roofline import lora_bytes
-from weft_bench.s3_live import PATIENT, times
 from weft_bench.stack import Stack
 from weft_sim.report import quantile
 
@@ -132,7 +132,8 @@ def mixed(chance: random.Random, models: Sequence[str], count: int, long_prompt:
 
 def poisson(live: Live, mix: Mix, load: float, saturated: float, seed: int, bar: Bar, case: str) -> LiveRun:
     """Send the mix by Poisson at `load` times `saturated` a second, alike in all cases. Raises RequestFailed."""
-    at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(len(mix.bodies))], load * saturated)
+    gaps = [random.Random(f"{seed}/{n}").expovariate(load * saturated) for n in range(len(mix.bodies))]
+    at_s = list(accumulate(gaps))
     with bar(f"{case}: load {load:g}, {at_s[-1]:.0f} s", 1) as advanced:
         found = live.open(mix.bodies, at_s)
         advanced(1)

@@ -13,18 +13,17 @@ same for all, at parts of what `mixed` answers when all wait.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from weft_bench.cpu_context import Bar
 from weft_bench.cpu_engine import pages_of
 from weft_bench.cpu_models import files
 from weft_bench.cpu_shapes import SHAPES
-from weft_bench.fidelity import Amounts, Case, calibrate, seen
-from weft_bench.fidelity_costs import Model
+from weft_bench.fidelity_costs import Amounts, Model, calibrate
 from weft_bench.fidelity_engine import measure
-from weft_bench.fidelity_live import Live
+from weft_bench.fidelity_live import Bodies, Live
 from weft_bench.lines import Line, Origin
 from weft_bench.phases import ADAPTERS, CHAT_ANSWER, QUICK_REQUESTS, SHAPE, STREAMS, live_model, mixed, poisson
-from weft_bench.s3_live import CALIBRATION
 from weft_kernels.cpu.threads import cpu_quota
 from weft_sim.report import Served, quantile
 from weft_sim.simulate import PoolDescription
@@ -33,7 +32,7 @@ MECHANISMS = ("mixed", "continuous", "request")
 REQUESTS = 96
 LONG_PROMPT = 512
 LOADS = (0.3, 0.6)
-QUICK = Amounts(seconds=2.0, singles=4, answers=2)
+CALIBRATION, QUICK = Amounts(seconds=5.0, singles=12, answers=6), Amounts(seconds=2.0, singles=4, answers=2)
 
 
 def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Line]:
@@ -55,11 +54,9 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
         with model.stack({"replicas": 1}, "weft_bench.batching_runner", name) as stack:
             live = Live(stack)
             if not rate:
-                of = Case(
-                    SHAPE, stack.data_dir, files(model.base), model.adapters, model.sizes, shape.vocab, simulated.pool,
-                    lambda chance, n: mixed(chance, model.names, n, LONG_PROMPT).bodies,
-                )  # fmt: skip
-                simulated, _ = calibrate(of, live, simulated, QUICK if quick else CALIBRATION, random.Random(seed), bar)
+                amounts = QUICK if quick else CALIBRATION
+                bodies = partial(requests, model.names)
+                simulated, _ = calibrate(live, bodies, simulated, amounts, random.Random(seed))
                 rate = live.closed(mix.bodies, STREAMS).rate
             else:
                 live.closed(mix.bodies[:STREAMS], STREAMS)  # every adapter in its slot, every path warm
@@ -69,10 +66,14 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
                 replayed = as_this.replay(found.trace())
                 case = f"batching, {count} requests, load {load:g}, {name}"
                 gaps = [gap for answer in found.answers for gap in answer.gaps()]
-                served = [seen(answer) for answer in found.answers]
-                yield from _lines(origin, case, served, gaps, replayed.served, replayed.gaps_s)
+                yield from _lines(origin, case, found.served(), gaps, replayed.served, replayed.gaps_s)
                 yield origin.line(case, "throughput", found.tokens / found.wall_s, "tokens/s")
             live.cpu.close()
+
+
+def requests(names: Sequence[str], chance: random.Random, count: int) -> Bodies:
+    """Make `count` requests of the mix."""
+    return mixed(chance, names, count, LONG_PROMPT).bodies
 
 
 def _lines(
