@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import typer.main
 
 from harness.site_hooks import DOCUMENTS
 from weft.api.reasons import ADVICE
+from weft_bench.cases import BENCHMARKS
 from weft_bench.main import app as bench
 from weft_cli.main import app as weft
 
@@ -57,6 +59,7 @@ def known_flags() -> set[str]:
         *re.findall(r"--([a-z][a-z0-9-]+)", "".join(helps)),
         *_options(typer.main.get_command(weft)),
         *_options(typer.main.get_command(bench)),
+        *(field.name.replace("_", "-") for row in BENCHMARKS.values() for field in fields(row.options)),
     }
 
 

@@ -31,9 +31,9 @@ TOKENS, TTFT = "finished tokens", "TTFT p50"
 
 
 def figures(options: Slots, run: Run) -> Iterator[Line]:
-    """Simulate every cell with every bound. Raises BenchFailed.
+    """Simulate every cell with every bound.
 
-    A load is a part of what the best bound finishes when all requests come at once (`saturated`).
+    A load is a part of what the best bound finishes when all requests come at once (`saturated`). Raises BenchFailed.
     """
     origin, times = run.origin(), step_times(run.docs / "raw" / "fidelity.jsonl")
     requests, counts, loads = (24, (16,), ()) if options.quick else (240, ADAPTERS, LOADS)

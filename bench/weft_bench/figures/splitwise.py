@@ -129,21 +129,22 @@ def throughput(options: Splitwise, origin: Origin, traces: Mapping[str, Sequence
     with ProcessPoolExecutor(options.jobs) as pool:
         jobs = [drawn(traces[trace], RATE, options.seconds, options.seed) for trace, _ in cells]
         results = pool.map(cheapest, jobs, [system for _, system in cells])
-        cost_of_h100, power_of_h100 = None, None
+        baselines = dict[str, Sequence[float]]()  # cost and power of Baseline-H100, by trace
         for (trace, system), result in zip(cells, results, strict=True):
             case = f"iso-throughput, least cost, {trace}, {system}"
             if result.best is None:
                 yield origin.line(case, "machines", None, "")
                 continue
             design = result.best.design
-            cost, power = (design.total(MEASURES[measure]) for measure in ("cost", "power"))
+            cost, power = totals = [design.total(MEASURES[measure]) for measure in ("cost", "power")]
             if system == "Baseline-H100":
-                cost_of_h100, power_of_h100 = cost, power
+                baselines[trace] = totals
+            h100_cost, h100_power = baselines.get(trace, (None, None))
             published = SYSTEMS[system][1] if trace == "coding" else None
             yield origin.line(case, "machines", design.runners, "", baseline=published)
             yield origin.line(case, "prompt machines (or both)", design.prompts, "")
-            yield origin.line(case, "cost", cost, "$/GPU-hour x machines", baseline=cost_of_h100)
-            yield origin.line(case, "power", power, "splitwise-sim's units", baseline=power_of_h100)
+            yield origin.line(case, "cost", cost, "$/GPU-hour x machines", baseline=h100_cost)
+            yield origin.line(case, "power", power, "splitwise-sim's units", baseline=h100_power)
 
 
 def cheapest(arrivals: tuple[TraceArrival, ...], system: str) -> Found:
