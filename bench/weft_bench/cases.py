@@ -15,9 +15,10 @@ DOCS = Path("docs/benchmarks")
 SHAPES = ("tiny", "small", "m135", "mid")
 READABLE_SHAPES = SHAPES[1:]  # a client cannot tell the tokens of tiny apart
 POPULARITIES = ("base", "Identical", "Distinct")
+PUNICA_POPULARITIES = ("Identical", "Uniform", "Skewed", "Distinct")
+LEVELS = ("amx_bf16", "avx512_bf16", "avx512", "avx2", "portable")  # of our kernels
 EVERY_SHAPE = (*SHAPES, "gemma3-1b", "phi4-mini-half")
 MISTRAL_KINDS = ("F32", "BF16", "F16")
-LEVELS = ("amx_bf16", "avx512_bf16", "avx512", "avx2", "portable")
 CROWDS = (  # as `weft_trouble.crowds` names them
     "idle", "slow heads", "slow bodies", "stopped readers", "flood", "small requests", "large bodies", "long prompts",
 )  # fmt: skip
@@ -380,6 +381,116 @@ class Gpu:
     budget_s: float = option(540.0, "seconds of all cases", minimum=1)
 
 
+# ---------------------------------------------------------------- scheduling, planning, the simulator
+
+S3_PARTS, S3_TRACES = ("queue", "reservations"), ("LMSYS", "ShareGPT", "Alpaca")
+STACKS = ("quickstart", "m135")
+SPLITWISE_PARTS = ("batching", "throughput", "plan")
+
+
+def simulations() -> Any:
+    """Describe `--jobs`."""
+    return option(1, "simulations at a time", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class S3:
+    """Scheduling with predicted output lengths (S3), simulated: queue policies, and reservations of memory.
+
+    Lengths are those of public traces. A queue of 10,000 requests takes half a minute to three minutes of one idle
+    core, and there are seven of each trace.
+    """
+
+    part: tuple[str, ...] = option(S3_PARTS, "what to measure", S3_PARTS)
+    traces: tuple[str, ...] = option(S3_TRACES, "traces of lengths", S3_TRACES)
+    loads: tuple[float, ...] = option((1.6, 1.3, 1.0), "of a queue, in multiples of what fcfs sustains", minimum=0.1)
+    requests: int = option(10_000, "requests of each queue", minimum=100)
+    jobs: int = simulations()
+    quick: bool = quick_run()
+    seed: int = random_seed()
+    data: Path | None = data_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Adapters and KV in one memory without a number of adapters, beside each of some numbers.
+
+    Simulated with the step times of m135 that `weft bench fidelity` measured; ten minutes of one core.
+    """
+
+    quick: bool = quick_run()
+    seed: int = random_seed()
+
+
+@dataclass(frozen=True, slots=True)
+class Splitwise:
+    """Prompt and token phases apart (Splitwise), simulated: batching mechanisms, the paper's clusters, a plan.
+
+    Uses splitwise-sim's published performance model. All of it takes a quarter of an hour of two cores.
+    """
+
+    part: tuple[str, ...] = option(SPLITWISE_PARTS, "what to measure", SPLITWISE_PARTS)
+    seconds: float = option(120.0, "length of each drawn trace", minimum=5)
+    jobs: int = simulations()
+    seed: int = random_seed()
+    data: Path | None = data_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """The simulator's times beside those of the live CPU engine, for the same requests.
+
+    Starts a stack for each model; two minutes to calibrate it and one for each load, on an otherwise idle machine.
+    """
+
+    stacks: tuple[str, ...] = option(STACKS, "models to serve", STACKS)
+    loads: tuple[int, ...] = option((50, 80), "percent of the load that saturates the stack", minimum=1)
+    runs: int = option(5, "live runs of each load", minimum=1)
+    quick: bool = quick_run()
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
+# ---------------------------------------------------------------- two checkouts
+
+TURNS_CASES = ("decode", "prefill", "reports", "decisions", "path", "request", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Two checkouts measured in turn: the ratio new / old of CPU and wall time, with its 95 % interval.
+
+    Each checkout has a worker process, which is stopped while the other one runs. A round measures every case on both
+    sides and gives one ratio; the order of the sides alternates. The table has the geometric mean of the ratios with
+    its interval, and the median time of a unit: a decode step of all rows, a prefill of all rows (prompts of 128
+    tokens), a report, a placement, a request.
+
+    How to read it: an interval that holds 1 shows no difference. 0.95 [0.93, 0.97] in the column CPU: new takes 3 to
+    7 % less. Measure a checkout against itself first: the interval is what this machine can tell, and --target-percent
+    says how many rounds it needs. CPU of decode and prefill is the engine's process; of request and refused, the
+    gateway's. reports, decisions and path are the cores alone, without network.
+
+    Kernels of a checkout are built at its first run, models are made at first use. No figure is kept.
+
+    Example: git worktree add ../old HEAD~1; weft bench turns --old ../old --adapters base,Distinct --target-percent 2
+    """
+
+    old: Path = option(..., "the checkout to compare with: a folder with this repository's tree")
+    new: Path = option(Path(), "the checkout that is compared")
+    cases: tuple[str, ...] = option(("decode", "prefill"), "what is measured", TURNS_CASES)
+    shapes: tuple[str, ...] = option(("m135",), "models of decode and prefill", SHAPES)
+    rows: tuple[int, ...] = option((1, 16), "sequences of decode and prefill", minimum=1)
+    adapters: tuple[str, ...] = option(("base",), "their adapters", ("base", *PUNICA_POPULARITIES))
+    dtype: str = option("bf16", "weights, as the runner's flag", ("bf16", "fp32", "int8", "int4"))
+    level: str | None = option(None, "kernels; default: the best", LEVELS)
+    threads: int = option(0, "threads of the engine; 0: as a runner chooses", minimum=0)
+    rounds: int = option(20, "rounds of each case, after one that warms up", minimum=2)
+    target_percent: float | None = option(None, "more rounds until a CPU interval is +-PERCENT", minimum=0.1)
+    max_rounds: int = option(0, "most rounds of a case; 0: 10 times --rounds", minimum=0)
+    seed: int = random_seed()
+    models: Path | None = models_folder()
+
+
 # ---------------------------------------------------------------- the table
 
 TROUBLE = "weft_bench.figures.trouble"
@@ -418,6 +529,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "control": Benchmark(Control, "control-plane", SHOWN["control"]),
     "operator": Benchmark(Operator, "control-plane", SHOWN["operator"]),
     "path": Benchmark(RequestPath, "stack", SHOWN["path"]),
+    "turns": Benchmark(Turns, "", function="weft_bench.turns:figures"),
     "faults": Benchmark(Faults, "reliability", ("streams struck", "tokens lost*", "longest gap"), f"{TROUBLE}:faults"),
     "soak": Benchmark(Soak, "reliability", ("resident, slope", "minutes", "wrong", "runners*"), f"{TROUBLE}:soak"),
     "clients": Benchmark(Clients, "reliability", ("others' first token p99", "gateway*"), f"{TROUBLE}:clients"),
@@ -425,6 +537,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "side-channels": Benchmark(SideChannels, "reliability", ("AUC",), f"{TROUBLE}:side_channels"),
     "cpu": Benchmark(Cpu, "engine-cpu", CPU_SHOWN),
     "gpu": Benchmark(Gpu, "engine-gpu", ("output tokens, steady", "of the bandwidth", "largest error of a row / *")),
+    "s3": Benchmark(
+        S3, "scheduling", ("times lower than fcfs", "longest decile*", "pooled, of oracle", "calibrated, of*")
+    ),
+    "slots": Benchmark(Slots, "scheduling", ("no bound / best bound",)),
+    "splitwise": Benchmark(Splitwise, "phases", ("machines", "took", "TBT p99", "TTFT p99")),
+    "fidelity": Benchmark(Fidelity, "phases", ("TTFT p??, off by", "end to end p??, off by")),
 }
 PAGES: Mapping[str, Page] = {
     "engine-cpu": Page("The engine on CPUs", "kept of what the bound allows"),

@@ -6,6 +6,7 @@ transactions, and how often it was woken, since a process that has nothing to do
 does not. Reports, transactions and wakes are counted in a simulation of the same requests.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,9 @@ from statistics import median
 
 from weft.domain.machine import Kind, Received
 from weft_bench.fidelity_engine import EngineCosts, least_errors
-from weft_bench.fidelity_live import CLIENT, ENGINE, RUNNER, LiveRun, token_s, ttft_s
+from weft_bench.fidelity_live import CLIENT, ENGINE, RUNNER, Bodies, Live, LiveRun
 from weft_sim.clock import Rank
-from weft_sim.hosts import Costs
+from weft_sim.hosts import MEASURED, Costs
 from weft_sim.process import Process
 from weft_sim.report import Served
 from weft_sim.shells import RunnerShell, SupervisorShell
@@ -23,6 +24,7 @@ from weft_sim.simulate import WARM_S, PoolDescription, deployment_of, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival
 
+STREAMS, SOME_STREAMS = 16, 4  # that saturate, and that do not
 WARM_GAP_S = 0.3  # between the requests that load each adapter
 HOPS = 6  # messages before a first token: predictor, scheduler and runner, there and back
 SWITCHES = 2  # of the interpreter's lock in a step: to the thread that sends, and back
@@ -32,19 +34,25 @@ BESIDE = ("supervisor", "depot", "controller")  # whose work follows reports and
 
 
 @dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much is run: runs of each load with their seconds, requests for a token, whole answers."""
+
+    runs: int = 5
+    seconds: float = 12.0
+    singles: int = 30
+    answers: int = 12
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
-    """What happened in a simulated run. `starts`: sequences that began at a runner, twice where phases are apart.
-    `memory`: seconds of runners in steps (`busy`), in copies of KV to host memory
-    and back (`copy`), and of sequences that stood still for want of pages (`stalled`).
-    """
+    """What happened in a simulated run. `starts`: sequences that began at a runner. `cpu`: seconds by process."""
 
     reports: int = 0
     starts: int = 0
     commits: int = 0
-    woken: Mapping[str, int] = field(default_factory=dict[str, int])
     model_s: float = 0.0
+    woken: Mapping[str, int] = field(default_factory=dict[str, int])
     cpu: Mapping[str, float] = field(default_factory=dict[str, float])
-    memory: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +73,16 @@ class Model:
     costs: Costs = field(default_factory=Costs)
     delay_s: float = 0.0
 
-    def replay(
-        self, arrivals: Sequence[TraceArrival], awaited: Callable[[TraceArrival], bool] = lambda _: True
-    ) -> Simulated:
-        """Replay these requests to the last answer `awaited`, after one for each adapter that brings it to its slot."""
+    def replay(self, arrivals: Sequence[TraceArrival]) -> Simulated:
+        """Replay these requests, after a request for each adapter that brings it to its slot."""
         warm = [TraceArrival(WARM_GAP_S * i, 8, 2, i) for i in range(self.pool.adapters)]
         lead_s = WARM_GAP_S * (len(warm) + 3)
         trace = [*warm, *(replace(arrival, at_s=lead_s + arrival.at_s) for arrival in arrivals)]
         deployment = deployment_of(self.pool)
-        runners = tuple(
-            replace(plan, times=self.engine.times, beside=self.engine.beside) for plan in deployment.runners
-        )
+        runners = tuple(replace(plan, times=self.engine.times) for plan in deployment.runners)
         deployment = replace(deployment, runners=runners, costs=self.costs, delay_s=self.delay_s)
         counter = _Counter(WARM_S + lead_s - WARM_GAP_S)
-        result = simulate(self.pool, trace, deployment=deployment, attach=counter.attach, awaited=awaited, tbt=True)
+        result = simulate(self.pool, trace, deployment=deployment, attach=counter.attach, tbt=True)
         return Simulated(result.figures.served[len(warm) :], result.figures.gaps_s, counter.counted())
 
 
@@ -87,7 +91,7 @@ class _Counter:
 
     def __init__(self, after_s: float) -> None:
         self._after_s, self._events = after_s, Counter[str]()
-        self._before: Counted | None = None
+        self._before = Counted()
 
     def attach(self, world: World) -> None:
         self._world = world
@@ -105,36 +109,41 @@ class _Counter:
 
     def _now(self) -> Counted:
         world = self._world
-        woken = {process.kind.value: process.python.woken for process in world.processes.values()}
         shells = [p.shell for p in world.runners.values() if isinstance(p.shell, RunnerShell)]
         supervisor = world.supervisor.shell
         assert isinstance(supervisor, SupervisorShell)
+        woken = {process.kind.value: process.python.woken for process in world.processes.values()}
         cpu = {
             process.kind.value: process.busy_s + process.python.woken * process.costs.wake.get(process.kind, 0.0)
             for process in world.processes.values()
         }
-        cpu["host"] = world.supervisor.host.busy_s
         return Counted(
             self._events["ReceivedReport"], self._events["Start"], supervisor.commits,
-            {**woken, CLIENT: world.client.woken},
-            sum(shell.model_s for shell in shells), cpu,
-            {
-                "busy": sum(shell.busy_s for shell in shells),
-                "copy": sum(shell.machine.pool.swap.copy_s for shell in shells),
-                "stalled": sum(shell.machine.pool.preemption.stalled_s for shell in shells),
-            },
+            sum(shell.model_s for shell in shells), {**woken, CLIENT: world.client.woken}, cpu,
         )  # fmt: skip
 
     def counted(self) -> Counted:
-        now, before = self._now(), self._before or Counted()
-        woken = {name: count - before.woken.get(name, 0) for name, count in now.woken.items()}
-        cpu, memory = (
-            {name: seconds - then.get(name, 0.0) for name, seconds in of.items()}
-            for of, then in ((now.cpu, before.cpu), (now.memory, before.memory))
+        now, before = self._now(), self._before
+        return replace(
+            now,
+            commits=now.commits - before.commits,
+            model_s=now.model_s - before.model_s,
+            woken={name: count - before.woken.get(name, 0) for name, count in now.woken.items()},
+            cpu={name: seconds - before.cpu.get(name, 0.0) for name, seconds in now.cpu.items()},
         )
-        return Counted(
-            now.reports, now.starts, now.commits - before.commits, woken, now.model_s - before.model_s, cpu, memory
-        )
+
+
+def calibrate(
+    live: Live, bodies: Callable[[random.Random, int], Bodies], model: Model, amounts: Amounts, rng: random.Random
+) -> tuple[Model, LiveRun]:
+    """Return the model with what events of a stack cost, and the run that saturated it. `bodies`: makes requests."""
+    live.closed(bodies(rng, 6 * STREAMS), STREAMS)  # every adapter in its slot, every path warm
+    live.rest(1.0)
+    single = live.singly([(number, {**body, "max_tokens": 1}) for number, body in bodies(rng, amounts.singles)])
+    answers = live.singly(bodies(rng, amounts.answers))
+    few = live.closed(bodies(rng, 3 * STREAMS), SOME_STREAMS)
+    saturated = live.closed(bodies(rng, max(3 * STREAMS, int(few.rate * amounts.seconds))), STREAMS)
+    return calibrated(model, single, answers, [few, saturated]), saturated
 
 
 def calibrated(model: Model, single: LiveRun, answers: LiveRun, others: Sequence[LiveRun]) -> Model:
@@ -144,12 +153,12 @@ def calibrated(model: Model, single: LiveRun, answers: LiveRun, others: Sequence
     time to a first token and the time per token are more than the CPU seconds on their way is the time until messages
     and threads are noticed: the mean of a quiet stack and of one with some streams, since busy cores notice later.
     """
-    model, runs = replace(model, costs=_first_guess(model.engine)), [single, answers, *others]
+    model, runs = replace(model, costs=MEASURED), [single, answers, *others]  # as a first guess
     delay_s = switch_s = 0.0
     for _ in range(ROUNDS):
         replays = [model.replay(run.trace()) for run in runs]
-        first = [ttft_s(run) - _ttft_s(replay) for run, replay in zip(runs, replays, strict=True)]
-        between = [token_s(run) - _token_s(replay) for run, replay in zip(runs[1:], replays[1:], strict=True)]
+        first = [run.ttft_s() - _ttft_s(replay) for run, replay in zip(runs, replays, strict=True)]
+        between = [run.token_s() - _token_s(replay) for run, replay in zip(runs[1:], replays[1:], strict=True)]
         delay_s = max(0.0, delay_s + (first[0] + first[2]) / 2 / HOPS)
         switch_s = max(0.0, switch_s + (between[0] + between[1]) / 2 / SWITCHES)
         costs = _costs(model.engine, single, runs, [replay.counted for replay in replays])
@@ -163,19 +172,6 @@ def _ttft_s(run: Simulated) -> float:
 
 def _token_s(run: Simulated) -> float:
     return median(one.tpot_ms for one in run.served if one.tpot_ms is not None) / 1e3
-
-
-def _first_guess(engine: EngineCosts) -> Costs:
-    """Return costs of no great importance, which let wakes be counted."""
-    return Costs(
-        events={
-            (Kind.GATEWAY, "RequestArrived"): 0.003, (Kind.GATEWAY, "Step"): 0.0001,
-            (Kind.SCHEDULER, "Submit"): 0.002, (Kind.PREDICTOR, "PredictItem"): 0.002,
-            (Kind.RUNNER, "StepDone"): engine.step_s,
-        },
-        per_item={(Kind.GATEWAY, "Step"): 0.0001, (Kind.RUNNER, "StepDone"): engine.row_s},
-        sends={"Step": 0.0001}, commit=0.003, client_request=0.0002, client_token=0.00005,
-    )  # fmt: skip
 
 
 def _costs(engine: EngineCosts, single: LiveRun, runs: Sequence[LiveRun], counted: Sequence[Counted]) -> Costs:

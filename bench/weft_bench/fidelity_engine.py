@@ -8,31 +8,29 @@ import random
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from weft_bench.cpu_engine import Ask, Sizes, Subject
 from weft_bench.cpu_shapes import prompts
+from weft_bench.drive.engine import Sizes, Subject
 from weft_runner.model import StepInput
 from weft_sim.executor_model import StepTimes
+from weft_stage.playing import Ask
 
 STREAMS = (1, 4, 16)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # of steps, where the curve's points are
 ASKS_PER_STREAM = 2
 MIN_S = 4.0  # small models need many steps for a mean that holds
-ROUNDS = 30  # of the fit: each weighs an outlier less than the one before
+ROUNDS = 30  # of the fit: each weighs an outlier less than the round before
 MIN_NORM = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """One step that was run; seconds. `keys`: tokens in KV that its decode rows attend to."""
+    """A step that was run; seconds. `keys`: tokens in KV that its decode rows attend to."""
 
     rows: int
     prompt_tokens: int
@@ -52,45 +50,28 @@ class EngineCosts:
     prefill_s: float
     threads: int
     executor: str
-    beside: float = 1.0  # times as long a step takes beside the same in another process
-
-
-def measure_beside(
-    files: Mapping[str, Path], adapters: Sequence[Path], sizes: Sizes, vocab: int, seed: int
-) -> EngineCosts:
-    """Measure the engine alone, then with the same in another process. Raises EngineRefused, WrongAdapter."""
-    alone = measure(files, adapters, sizes, vocab, seed)
-    with ProcessPoolExecutor(1, get_context("spawn")) as other:
-        running = other.submit(measure, files, adapters, sizes, vocab, seed)
-        together = measure(files, adapters, sizes, vocab, seed)
-        running.result()
-    ratios = [
-        long / short for (_, long), (_, short) in zip(together.times.curve, alone.times.curve, strict=False) if short
-    ]
-    return replace(alone, beside=max(1.0, median(ratios)))
 
 
 def measure(files: Mapping[str, Path], adapters: Sequence[Path], sizes: Sizes, vocab: int, seed: int) -> EngineCosts:
     """Run the engine alone. Raises EngineRefused, WrongAdapter."""
-    rng, samples = random.Random(seed), list[StepSample]()
+    rng = random.Random(seed)
     with Subject(files, sizes) as subject:
         subject.adapters.paths.update({path.name: path for path in adapters})
         watch = _Watch(subject)
-        kinds = [(streams, names) for streams in STREAMS if streams <= sizes.rows for names in ([*adapters], [None])]
+        names = [path.name for path in adapters]
+        kinds = [(streams, some) for streams in STREAMS if streams <= sizes.rows for some in (names, [""])]
         rounds, began = 0, time.perf_counter()
         while rounds < 2 or time.perf_counter() - began < MIN_S:
-            for streams, names in kinds:
-                subject.play(_asks(rng, ASKS_PER_STREAM * streams, names, vocab), streams=streams)
+            for streams, some in kinds:
+                subject.play(_asks(rng, ASKS_PER_STREAM * streams, some, vocab), streams=streams)
             if not rounds:
                 watch.samples.clear()  # adapters came to their slots, threads and buffers to their size
             rounds += 1
-        samples, threads, executor = list(watch.samples), subject.built.threads, subject.executor
-    return fit(samples, threads, executor)
+        return fit(watch.samples, subject.built.threads, subject.executor)
 
 
-def _asks(rng: random.Random, count: int, adapters: Sequence[Path | None], vocab: int) -> list[Ask]:
-    """Make requests that take turns over the adapters (None: the base)."""
-    names = ["" if path is None else path.name for path in adapters]
+def _asks(rng: random.Random, count: int, names: Sequence[str], vocab: int) -> list[Ask]:
+    """Make requests that take turns over the adapters of these names (empty: the base)."""
     made = (prompts(rng, 1, rng.randint(8, 96), vocab)[0] for _ in range(count))
     return [Ask(names[i % len(names)], prompt, rng.randint(12, 36)) for i, prompt in enumerate(made)]
 
@@ -158,16 +139,16 @@ def least_errors(features: Sequence[Sequence[float]], seconds: Sequence[float], 
     """
     matrix, values = np.asarray(features, float), np.asarray(seconds, float)
     weights, used = 1.0 / values, list(range(matrix.shape[1]))
-    found = np.zeros(matrix.shape[1])
+    fitted = np.zeros(matrix.shape[1])
     for _ in range(rounds):
         while True:
-            found[:] = 0.0
+            fitted[:] = 0.0
             scaled = matrix[:, used] * weights[:, None]
             norms = np.maximum(np.linalg.norm(scaled, axis=0), MIN_NORM)
-            found[used] = np.linalg.lstsq(scaled / norms, values * weights, rcond=None)[0] / norms
-            if (found >= 0.0).all():
+            fitted[used] = np.linalg.lstsq(scaled / norms, values * weights, rcond=None)[0] / norms
+            if (fitted >= 0.0).all():
                 break
-            used.remove(int(np.argmin(found)))
-        errors = np.abs(matrix @ found - values) / values
+            used.remove(int(np.argmin(fitted)))
+        errors = np.abs(matrix @ fitted - values) / values
         weights = 1.0 / values / np.sqrt(np.maximum(errors, 1e-3))
-    return [float(value) for value in found]
+    return [float(value) for value in fitted]

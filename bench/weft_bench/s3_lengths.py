@@ -8,7 +8,7 @@ requests are predicted to be.
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,49 +40,40 @@ class Answered:
     def exactly(self) -> "Answered":
         """Return the request as an oracle predicts it."""
         tokens = self.output_tokens + 1
-        return Answered(
-            self.prompt_tokens, self.output_tokens, Prediction("", tokens, tokens, "oracle", tokens, tokens, tokens)
-        )
+        return replace(self, predicted=Prediction("", tokens, tokens, "oracle", tokens, tokens, tokens))
 
 
-def lmsys(file: Callable[[str], Path], seed: int) -> list[Answered]:
+def lmsys(path: Path, seed: int) -> list[Answered]:
     """Read LMSYS chats of vicuna-13b, with the five classes that a BERT predicted (Qiu et al., 2404.08509)."""
-    found = [
-        (int(row["pred_5class"]), int(row["output_tokens"])) for row in rows(file("ssjf_lmsys_predictions.csv.gz"))
-    ]
-    return _by_class([(label, PROMPT_TOKENS, tokens) for label, tokens in found], seed)
+    return _by_class([(int(row["pred_5class"]), PROMPT_TOKENS, int(row["output_tokens"])) for row in rows(path)], seed)
 
 
-def sharegpt(file: Callable[[str], Path], seed: int) -> list[Answered]:
+def sharegpt(path: Path, seed: int) -> list[Answered]:
     """Read ShareGPT conversations; a score is the log length with noise that makes Kendall's tau `TAU`, 0.50."""
-    found = [
-        (int(row["num_prefill_tokens"]), int(row["num_decode_tokens"]))
-        for row in rows(file("sharegpt_8k_lengths.csv.gz"))
-    ]
-    tokens = np.array([output for _, output in found], dtype=float)
+    lengths = [(int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])) for row in rows(path)]
+    tokens = np.array([output for _, output in lengths], dtype=float)
     scores = noisy(np.log(tokens), TAU, np.random.default_rng(seed))
     edges = np.quantile(scores, np.linspace(0, 1, SCORE_CLASSES + 1)[1:-1])
     labels = np.searchsorted(edges, scores)
-    return _by_class([(int(label), *lengths) for label, lengths in zip(labels, found, strict=True)], seed)
+    return _by_class([(int(label), *pair) for label, pair in zip(labels, lengths, strict=True)], seed)
 
 
-def alpaca(file: Callable[[str], Path], seed: int) -> list[Answered]:
+def alpaca(path: Path, seed: int) -> list[Answered]:
     """Read Alpaca's unbiased rows as our own ridge predicts them, trained on the other 80 %."""
     del seed
-    parts = split(alpaca_rows([file("alpaca_15k.jsonl.gz")]))
-    model = train(parts)
+    parts = split(alpaca_rows([path]))
     items = [PredictItem("", row.prompt, "", row.adapter, row.prompt_tokens, 0) for row in parts.measure]
-    predictions = model.predict_batch(items)
+    predictions = train(parts).predict_batch(items)
     return [
         Answered(row.prompt_tokens, max(1, row.tokens - 1), predicted)
         for row, predicted in zip(parts.measure, predictions, strict=True)
     ]
 
 
-TRACES: Mapping[str, Callable[[Callable[[str], Path], int], list[Answered]]] = {
-    "LMSYS": lmsys,
-    "ShareGPT": sharegpt,
-    "Alpaca": alpaca,
+TRACES: Mapping[str, tuple[str, Callable[[Path, int], list[Answered]]]] = {  # file, and how it is read
+    "LMSYS": ("ssjf_lmsys_predictions.csv.gz", lmsys),
+    "ShareGPT": ("sharegpt_8k_lengths.csv.gz", sharegpt),
+    "Alpaca": ("alpaca_15k.jsonl.gz", alpaca),
 }
 
 
@@ -108,14 +99,14 @@ def _tau(a: ArrayLike, b: ArrayLike) -> float:
     return float(tau.statistic)
 
 
-def _by_class(found: Sequence[tuple[int, int, int]], seed: int) -> list[Answered]:
+def _by_class(labelled: Sequence[tuple[int, int, int]], seed: int) -> list[Answered]:
     """Return requests of (class, prompt, output): one half, in random order, predicted from the other half."""
-    order = random.Random(f"{seed}/halves").sample(found, len(found))
+    order = random.Random(f"{seed}/halves").sample(labelled, len(labelled))
     half = len(order) // 2
     lengths: defaultdict[int, list[int]] = defaultdict(list)
     for label, _, tokens in order[:half]:
         lengths[label].append(tokens + 1)
-    predicted = {label: _distribution(known) for label, known in lengths.items()}
+    predicted = {label: _distribution(tokens) for label, tokens in lengths.items()}
     return [Answered(prompt, tokens, predicted[label]) for label, prompt, tokens in order[half:]]
 
 

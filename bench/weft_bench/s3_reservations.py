@@ -1,45 +1,30 @@
-"""Reservations: throughput and preemptions where memory is short
+"""Reservations: throughput and preemptions where memory is short.
 
-One runner whose memory holds 16 average requests at their full length; all requests wait from the start, so that
-memory decides how many run together. Simulated with the step times that `weft bench fidelity` and `cpu` measured of the
-m135 model on two cores. Rates are those between the 10th and the 80th percentile of the answers' ends.
-
-`max-model` reserves the model's maximum (S3's ORCA: clients that ask for no maximum), `max` what the client asks for,
-`constant` a quantile of these very answers, `s3` the edge of the likeliest of ten buckets, `calibrated` each request's
-predicted p90, `paged` nothing, `pooled` nothing on the runner: the scheduler admits what is expected to fit together.
-`oracle` is `calibrated` with the exact length for a prediction: S3's own upper bound. `pooled, oracle` is `pooled` with
-the exact length: what admission over time gains by itself. An overrun is an answer that outgrew its reservation (none
-where nothing is reserved); a preemption takes a sequence off the runner, and its tokens are computed again.
-
-What to see: `pooled` is faster than the oracle of reservations, because a sequence holds its full length only at its
-end. `paged` runs the most sequences, preempts most of them and computes much again; where prefill is cheap beside
-decoding (a GPU) or preempted pages are swapped to the host it comes nearer. `calibrated` hardly gains on a constant at
-equal overruns, since memory counts by time: long answers hold theirs for longest, and their p90 is near the constant.
-A reservation that is exact would hold only 1.28 times less than the constant p90 on LMSYS.
+One simulated runner whose memory holds 16 average requests at their full length; all requests wait from the start, so
+that memory decides how many run together. Rates are those between the 10th and the 80th percentile of the answers'
+ends. An overrun is an answer that outgrew its reservation; a preemption takes a sequence off the runner, and its tokens
+are computed again. What each policy reserves is on the page `scheduling`.
 """
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean
 from typing import Any
 
 from weft.domain.machine import Send
-from weft.domain.prediction import Prediction
 from weft.domain.request import Preempt
 from weft.wire.codec.scheduling import outcome_from_bytes
-from weft_bench import charts
-from weft_bench.s3 import Context
-from weft_bench.s3_lengths import TRACES, Answered
+from weft_bench.s3_lengths import Answered
 from weft_sim.clock import Rank
 from weft_sim.report import quantile
 from weft_sim.shells import RunnerShell, SupervisorShell
 from weft_sim.simulate import WARM_S, PoolDescription, deployment_of, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival
-from weft_stage.lines import Line
+from weft_stage.lines import Line, Origin
 
 REQUESTS = {"LMSYS": 500, "ShareGPT": 100, "Alpaca": 400}
 LIMITS = {"LMSYS": 512, "ShareGPT": 1_024, "Alpaca": 512}  # what clients ask for; longer answers are cut
@@ -58,9 +43,12 @@ SAMPLE_S = 0.5
 BEGIN, END = 0.1, 0.8  # of the answers' ends
 
 
+SERVED_BY = {"max-model": "max", "oracle": "calibrated", "pooled, oracle": "pooled"}  # policy -> of the scheduler
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One simulated run. `constant`: what that policy reserves, output tokens."""
+    """A simulated run. `constant`: what that policy reserves, output tokens."""
 
     policy: str
     constant: int
@@ -70,7 +58,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one cell gave. Shares are of its requests; `recomputed`: of the tokens that the runner computed."""
+    """Figures of a cell. Shares are of its requests; `recomputed`: of the tokens that the runner computed."""
 
     tokens_per_s: float
     sequences: float
@@ -79,52 +67,42 @@ class Outcome:
     recomputed: float
 
 
-def run(context: Context) -> Iterator[Line]:
-    """Run every policy on every trace."""
-    with ProcessPoolExecutor(context.jobs) as pool:
-        for name in context.traces:
-            requests = REQUESTS[name] // (QUICK if context.quick else 1)
-            served = TRACES[name](context.file, context.seed)
-            cells = dict(cells_of(name, random.Random(f"{context.seed}/{name}").choices(served, k=requests)))
-            known: dict[str, Outcome] = {}
-            with context.bar(f"reservations, {name}", len(cells)) as advanced:
-                for policy, outcome in zip(cells, pool.map(outcome_of, cells.values()), strict=True):
-                    known[policy] = outcome
-                    yield from _lines(context, f"reservations, {name}, {policy}", outcome)
-                    advanced(1)
-            yield from _compared(context, f"reservations, {name}", known)
+def figures(
+    origin: Origin, name: str, served: Sequence[Answered], seed: int, quick: bool, pool: Executor
+) -> Iterator[Line]:
+    """Run every policy on a trace, then compare them."""
+    requests = REQUESTS[name] // (QUICK if quick else 1)
+    cells = dict(cells_of(name, random.Random(f"{seed}/{name}").choices(served, k=requests)))
+    outcomes = dict(zip(cells, pool.map(outcome_of, cells.values()), strict=True))
+    for policy, outcome in outcomes.items():
+        yield from _lines(origin, f"reservations, {name}, {policy}", outcome)
+    yield from _compared(origin, f"reservations, {name}", outcomes)
 
 
-def cells_of(name: str, drawn: list[Answered]) -> Iterator[tuple[str, Cell]]:
+def cells_of(name: str, drawn: Sequence[Answered]) -> Iterator[tuple[str, Cell]]:
+    """Return a cell for each policy, and for constants at some quantiles of the lengths."""
     limit = LIMITS[name]
     drawn = [replace(one, output_tokens=min(one.output_tokens, limit - 1)) for one in drawn]
     pages = round(FIT * mean(one.prompt_tokens + one.output_tokens for one in drawn)) // PAGE_TOKENS
     predicted = tuple(_arrival(one, limit, limit) for one in drawn)
+    arrivals = {
+        "max-model": tuple(_arrival(one, MAXIMA[name], limit) for one in drawn),
+        "oracle": (exact := tuple(_arrival(one.exactly(), limit, limit) for one in drawn)),
+        "pooled, oracle": exact,
+    }
     for policy in POLICIES:
-        if policy == "max-model":
-            arrivals = tuple(_arrival(one, MAXIMA[name], limit) for one in drawn)
-        else:
-            arrivals = (
-                tuple(_arrival(one.exactly(), limit, limit) for one in drawn) if "oracle" in policy else predicted
-            )
-        yield policy, Cell(policy, 0, pages, arrivals)
+        yield policy, Cell(policy, 0, pages, arrivals.get(policy, predicted))
     lengths = [one.output_tokens + 1 for one in drawn]
     for level in LEVELS:
         yield f"constant, p{100 * level:g}", Cell("constant", round(quantile(lengths, level)), pages, predicted)
 
 
 def _arrival(one: Answered, max_tokens: int, limit: int) -> TraceArrival:
-    predicted = bucketed(one.predicted, limit)
-    return TraceArrival(0.0, one.prompt_tokens, one.output_tokens, -1, True, max_tokens, predicted)
-
-
-def bucketed(predicted: Prediction, limit: int) -> Prediction:
-    """Return the prediction with S3's bucket of answers up to `limit` tokens: the one of the median."""
+    """Return the request with S3's bucket of answers up to `limit` tokens: that of the predicted median."""
     width = limit / BUCKETS
-    return replace(predicted, bucket_tokens=round(width * min(BUCKETS, predicted.p50_tokens // width + 1)))
-
-
-SERVED_BY = {"max-model": "max", "oracle": "calibrated", "pooled, oracle": "pooled"}
+    bucket = round(width * min(BUCKETS, one.predicted.p50_tokens // width + 1))
+    predicted = replace(one.predicted, bucket_tokens=bucket)
+    return TraceArrival(0.0, one.prompt_tokens, one.output_tokens, -1, True, max_tokens, predicted)
 
 
 def outcome_of(cell: Cell) -> Outcome:
@@ -135,9 +113,9 @@ def outcome_of(cell: Cell) -> Outcome:
         scheduler = replace(deployment.scheduler, default_output_tokens=cell.constant)
         deployment = replace(deployment, scheduler=scheduler)
     watched = Watched()
-    figures = simulate(described, cell.arrivals, deployment=deployment, attach=watched.attach).figures
-    assert not figures.failures, figures.failures
-    ends = sorted((one.e2e_ms / 1e3, one.tokens) for one in figures.served)
+    simulated = simulate(described, cell.arrivals, deployment=deployment, attach=watched.attach).figures
+    assert not simulated.failures, simulated.failures
+    ends = sorted((one.e2e_ms / 1e3, one.tokens) for one in simulated.served)
     low, high = int(BEGIN * len(ends)), int(END * len(ends))
     begin, end = ends[low][0], ends[high][0]
     needed = sum(arrival.prompt_tokens + arrival.output_tokens for arrival in cell.arrivals)
@@ -151,7 +129,7 @@ def outcome_of(cell: Cell) -> Outcome:
 
 
 class Watched:
-    """What a run shows beside its answers."""
+    """Preemptions, sequences, overruns and computed tokens of a run."""
 
     def __init__(self) -> None:
         self.preempted: set[str] = set()
@@ -201,35 +179,21 @@ def at_equal_overruns(constants: Mapping[float, float], overran: float) -> float
     return points[0][1] if overran < points[0][0] else points[-1][1]
 
 
-def _lines(context: Context, case: str, outcome: Outcome) -> Iterator[Line]:
-    line = context.origin.line
-    yield line(case, "tokens", outcome.tokens_per_s, "1/s")
-    yield line(case, "sequences in flight", outcome.sequences, "")
-    yield line(case, "overruns", outcome.overran, "share")
-    yield line(case, "preempted requests", outcome.preempted, "share")
-    yield line(case, "recomputed tokens", outcome.recomputed, "share")
+def _lines(origin: Origin, case: str, outcome: Outcome) -> Iterator[Line]:
+    yield origin.line(case, "tokens", outcome.tokens_per_s, "1/s")
+    yield origin.line(case, "sequences in flight", outcome.sequences, "")
+    yield origin.line(case, "overruns", outcome.overran, "share")
+    yield origin.line(case, "preempted requests", outcome.preempted, "share")
+    yield origin.line(case, "recomputed tokens", outcome.recomputed, "share")
 
 
-def _compared(context: Context, case: str, known: Mapping[str, Outcome]) -> Iterator[Line]:
-    """Yield the targets, and the best that preempts."""
-    rate = {policy: outcome.tokens_per_s for policy, outcome in known.items()}
-    constants = {o.overran: o.tokens_per_s for policy, o in known.items() if policy.startswith("constant")}
-    equal = at_equal_overruns(constants, known["calibrated"].overran)
-    line = context.origin.line
+def _compared(origin: Origin, case: str, outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
+    rate = {policy: outcome.tokens_per_s for policy, outcome in outcomes.items()}
+    constants = {one.overran: one.tokens_per_s for policy, one in outcomes.items() if policy.startswith("constant")}
+    equal = at_equal_overruns(constants, outcomes["calibrated"].overran)
+    line = origin.line
     yield line(case, "calibrated, of constant at equal overruns", rate["calibrated"] / equal, "x", target=">= 1.1")
     yield line(case, "pooled, of oracle", rate["pooled"] / rate["oracle"], "x", target=">= 0.85")
     yield line(case, "pooled, of pooled with the exact lengths", rate["pooled"] / rate["pooled, oracle"], "x")
-    yield line(case, "pooled, of calibrated", rate["pooled"] / rate["calibrated"], "x")
-    yield line(case, "pooled, of paged", rate["pooled"] / rate["paged"], "x")
-    yield line(case, "pooled, of max-model", rate["pooled"] / rate["max-model"], "x")
-
-
-def pictures(lines: Sequence[Line]) -> Mapping[str, str]:
-    """Draw a bar for each policy, by trace."""
-    found: dict[str, dict[str, dict[str, float]]] = {"tokens": {}, "preempted requests": {}}
-    for line in lines:
-        part, name, policy = (*line.case.split(", ", 2), "", "")[:3]
-        if part == "reservations" and policy and line.metric in found and line.value is not None:
-            found[line.metric].setdefault(name, {})[policy] = line.value
-    titles = {"tokens": "Tokens a second", "preempted requests": "Share of requests that were preempted"}
-    return {metric.split()[0]: charts.groups(titles[metric], "", values) for metric, values in found.items() if values}
+    for policy in ("calibrated", "paged", "max-model"):
+        yield line(case, f"pooled, of {policy}", rate["pooled"] / rate[policy], "x")

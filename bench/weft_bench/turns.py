@@ -18,11 +18,13 @@ from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from weft_bench.cases import Turns
 from weft_bench.cpu_shapes import BASE, POPULARITIES, RANK, SHAPES, adapter_of_row
 from weft_bench.peers.worker import Worker
 from weft_bench.roofline import BF16_BYTES, lora_bytes
+from weft_bench.run import Run
 from weft_operator.local.processes import CHILD
-from weft_stage.cpu_models import adapter, base_model
+from weft_stage.cpu_models import adapter, base_model, cache_dir
 from weft_stage.errors import NotCheckout
 
 ENGINE_CASES = ("decode", "prefill")
@@ -213,6 +215,21 @@ def worker(side: str, folder: Path, work: Mapping[str, Any], level: str, scratch
     ends = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid())]
     # -P: beside the script lie modules with names of the standard library's
     return Worker(f"the {side} worker", [*ends, sys.executable, "-P", str(SCRIPT)], told, home / "log", environment)
+
+
+def figures(options: Turns, run: Run) -> None:
+    """Measure both checkouts, and print a row for each case as soon as it is over. Raises NotCheckout, PeerFailed."""
+    settings = Options(
+        options.models or cache_dir(), options.dtype, options.level or "", options.threads, options.seed,
+        options.rounds, options.target_percent, max(options.rounds, options.max_rounds or 10 * options.rounds),
+    )  # fmt: skip
+    chosen = cases_of(options.cases, options.shapes, options.rows, options.adapters, settings.models)
+    results = list[Result]()
+    with run.progress("turns, rounds", len(chosen) * options.rounds) as advance:
+        for result in measure(options.old, options.new, chosen, settings, run.say, advance):
+            print(("" if results else f"{HEADER}\n") + result.row(), flush=True)
+            results.append(result)
+    print("\n".join(result.verdict(settings) for result in results), flush=True)
 
 
 def measure(

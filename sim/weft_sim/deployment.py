@@ -29,7 +29,6 @@ class RunnerPlan:
     token_time_ms: float = inf
     batching: Batching = Batching.MIXED
     threads: int = 0  # of its host's cores that a step takes; 0: it runs on a device of its own
-    beside: float = 1.0  # times as long a step takes that begins while another runner's step runs on its host
     kv_bytes_per_s: float = 1e9  # of its link to other runners
     layer_by_layer_tokens: float = inf  # of a batch whose KV is sent while it is computed
     drafts: bool = False  # tokens are drafted, and right as often as measured (`drafts.py`)

@@ -48,8 +48,8 @@ class Costs:
         return cost + items * self.per_item.get((kind, event), 0.0)
 
 
-# `weft bench fidelity --of quickstart` on two cores of an AMD EPYC (docs/benchmarks/fidelity.md, `quickstart, cost`),
-# which measures them anew wherever it runs: CPU of whole processes, so that gRPC, HTTP and SQLite are in it. What
+# `weft bench fidelity --stacks quickstart` on two cores of an AMD EPYC (docs/benchmarks/raw/fidelity.jsonl), which
+# measures them anew wherever it runs: CPU of whole processes, so that gRPC, HTTP and SQLite are in it. What
 # follows an idle moment of a process is booked as its wake, which is most of what a message costs.
 MEASURED = Costs(
     events={

@@ -434,19 +434,6 @@ class RunnerShell(BaseShell):
             self.device.copy_in(order.hosts, order.pages)
         process.post(rn.SwapDone(order.number, len(order.pages), now - began))
 
-    def _others_compute(self, process: Process) -> bool:
-        """True where another runner's step runs on this host: the two share its memory."""
-        others = (other for other in self._world.runners.values() if other is not process)
-        return any(
-            isinstance(other.shell, RunnerShell) and other.host is process.host and other.shell.computing
-            for other in others
-        )
-
-    @property
-    def computing(self) -> bool:
-        """True while a step runs."""
-        return self._model.busy
-
     def _run(self, process: Process, step: rn.RunStep) -> None:
         """Run steps one after the other; on the host's cores they compete with everything else there."""
         clock, batch = self._world.clock, step.batch
@@ -455,8 +442,6 @@ class RunnerShell(BaseShell):
         )
         if clock.now < self.slow_until:
             seconds *= SLOW
-        if self.plan.beside > 1.0 and self._others_compute(process):
-            seconds *= self.plan.beside
         self.model_s += seconds
         self.steps += 1
         self.rows += len(batch.rows)

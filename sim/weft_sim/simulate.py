@@ -204,10 +204,9 @@ def simulate(
     timeline: Timeline | None = None,
     deployment: Deployment | None = None,
     attach: Callable[[World], None] | None = None,
-    awaited: Callable[[TraceArrival], bool] = lambda _: True,
     tbt: bool = False,
 ) -> Result:
-    """Every arrival of the trace, to the last answer that is `awaited`. `tbt`: the time of each token is kept.
+    """Every arrival of the trace, to the last answer. `tbt`: the time of each token is kept.
 
     `deployment`: what is described beyond the pool; None: the pool's. `attach` is given the world before it starts.
 
@@ -229,7 +228,7 @@ def simulate(
     adapters = islice(drawn, len(arrivals))
     for number, (arrival, other) in enumerate(zip(arrivals, adapters, strict=True)):
         clock.at(begin + arrival.at_s, Rank.ARRIVAL, _arrive, world, pool, number, arrival, other)
-    left = {str(number) for number, arrival in enumerate(arrivals) if awaited(arrival)}
+    left = {str(number) for number in range(len(arrivals))}
 
     def ended(request: ClientRequest) -> None:
         left.discard(request.id)

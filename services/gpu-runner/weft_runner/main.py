@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -18,22 +18,19 @@ from weft.wire.tls import Tls, load_tls
 from weft_runner.errors import RunnerError, StoppedAtStart
 from weft_runner.settings import RunnerSettings, parse_settings
 
-if TYPE_CHECKING:  # torch is imported late
-    from weft_runner.model.executor import WrapExecutor
-
 log = logging.getLogger(__name__)
 
 
-def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None, **overrides: Any) -> int:
+def main(argv: list[str] | None = None, **overrides: Any) -> int:
     """Exit codes: 0 drained, 1 failed, 2 wrong flags, an address in use or a busy data directory.
 
-    `wrap`: around the executor, and `overrides`: settings, for a benchmark's own runner; no flag or variable sets them.
+    `overrides`: settings for a benchmark's own runner; no flag or variable sets them.
     """
     settings = parse_settings(argv, **overrides)
     configure("runner", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "runner"):
-            return _run(settings, wrap)
+            return _run(settings)
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
@@ -89,7 +86,7 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
+def _run(settings: RunnerSettings) -> int:
     tls = load_tls(settings.tls_dir, "runner")
     if settings.host.index:
         _end(_serve_rank(settings, tls))
@@ -104,7 +101,7 @@ def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
         with long_lived_imports():
             from weft_runner.shell.process import serve_runner  # after everything that fails fast
 
-        return uvloop.run(serve_runner(settings, probes, not_ready.append, tls, wrap, spans))
+        return uvloop.run(serve_runner(settings, probes, not_ready.append, tls, spans))
     finally:
         probes.close()
         if spans:

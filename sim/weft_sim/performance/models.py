@@ -1,7 +1,7 @@
 """Named performance models: hardware, model and engine in, seconds and memory out.
 
-The constants of an engine are in `constants.toml`, which `weft bench fidelity --part silicon --fit FILE` writes; how
-far such models are from measurements that they were not fitted to is in `docs/benchmarks/fidelity.md`.
+The constants of an engine are in `constants.toml`. How they were fitted, and how far such models are from measurements
+that they were not fitted to, is in `docs/benchmarks/phases.md`.
 """
 
 import tomllib

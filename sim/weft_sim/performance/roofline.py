@@ -17,7 +17,7 @@ from weft_sim.performance.accelerator import Accelerator
 from weft_sim.performance.architecture import DTYPE_BYTES, Architecture
 from weft_sim.performance.step import StepShape
 
-# Fitted on 35,742 products of an H200 (`h200_vllm024_gemm_bf16`), median error 7 %: see `weft bench fidelity`.
+# Fitted on 35,742 products of an H200 (`h200_vllm024_gemm_bf16`), median error 7 %, at commit 90d2784c.
 BLEND = 3.0
 TILE = 128  # rows and columns that one processor computes at a time
 # What penalties of repetition make a sampler move for each row and entry of the vocabulary, in bytes: counts of prompt

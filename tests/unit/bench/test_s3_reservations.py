@@ -5,7 +5,6 @@ import pytest
 from weft.domain.prediction import Prediction
 from weft_bench.s3_lengths import Answered
 from weft_bench.s3_reservations import Cell, at_equal_overruns, cells_of, outcome_of
-from weft_bench.s3_unasked import BOUNDS, cell_of
 
 DRAWN = [Answered(16, 20 + 10 * (i % 9), Prediction("", 60, 80, "", 20, 120)) for i in range(60)]
 
@@ -19,14 +18,6 @@ def test_a_cell_shows_what_its_policy_costs() -> None:
     assert found["calibrated"].overran > 0.0, "two of nine answers are longer than the p90 that they have"
     assert found["paged"].preempted > found["pooled"].preempted
     assert found["paged"].recomputed > found["max"].recomputed == pytest.approx(0.0, abs=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["calibrated", "no predictor", "pooled"])
-def test_a_bound_that_nobody_asked_for_costs_no_admission(policy: str) -> None:
-    bounded, free = (outcome_of(cell_of("LMSYS", DRAWN, policy, bound)) for bound in BOUNDS)
-    assert free.tokens_per_s == pytest.approx(bounded.tokens_per_s, rel=0.02)
-    assert free.sequences >= 4.0
 
 
 def test_throughput_at_equal_overruns_lies_between_the_constants_that_were_simulated() -> None:

@@ -10,7 +10,6 @@ BenchFailed
 |- WrongAdapter   a row ran with another adapter than it asked for: no figure of that run counts
 |- RequestFailed  a request through the stack was refused, or its stream broke off (load.py, sse.py)
 |- BadData        a data set lacks a column, or names what is not known (data.py)
-|- BadTable       a table of answers that cannot be read, or a model that no table can end (trace_executor.py)
 |- NoGroup        no memory control group can be made (memory_group.py)
 |- NotCheckout    a folder has no checkout of Weft (turns.py)
 `- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)

@@ -9,7 +9,7 @@ not be measured has `value` and `met` None: it is shown as such, it never counts
 import json
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -106,14 +106,21 @@ def append(path: Path, lines: Iterable[Line]) -> None:
     """Add lines to a raw file, making it if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
+        out.writelines(_text(line) for line in lines)
 
 
 def write(path: Path, lines: Iterable[Line]) -> None:
     """Replace a raw file. An interruption leaves the old file."""
     new = path.with_suffix(".new")
-    new.write_text("".join(json.dumps(asdict(line)) + "\n" for line in lines), encoding="utf-8")
+    new.write_text("".join(map(_text, lines)), encoding="utf-8")
     new.replace(path)
+
+
+def _text(line: Line) -> str:
+    """Return a line as JSON, without the fields that have their defaults."""
+    values = asdict(line)
+    kept = {each.name: values[each.name] for each in fields(line) if values[each.name] != each.default}
+    return json.dumps(kept) + "\n"
 
 
 def read(path: Path) -> list[Line]:

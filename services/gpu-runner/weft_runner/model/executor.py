@@ -21,7 +21,6 @@ from weft_runner.offload.stages import StageState
 
 Rows = Any  # [rows, width] in fp32: an array of the executor's own kind, which its caller only hands on
 LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete
-WrapExecutor = Callable[["Executor"], "Executor"]
 
 
 class StepHandle(Protocol):

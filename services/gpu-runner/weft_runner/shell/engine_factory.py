@@ -22,7 +22,7 @@ from weft_runner.core.transfer.transfers import KvIdentity
 from weft_runner.executors import ModelSource, OffloadPolicy, make_executor, settle_kv_pages, settle_limits
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import Files, read_spec
-from weft_runner.model.executor import Executor, Ranks, WrapExecutor
+from weft_runner.model.executor import Executor, Ranks
 from weft_runner.model.grammar import GrammarRefused, Grammars
 from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.worker_group import GatheredRanks, GatherRanks
@@ -54,10 +54,10 @@ class EngineBundle:
 
 def build_engine(
     settings: RunnerSettings, files: Files, source: Source, on_output: Callable[[Output], None],
-    stopping: Callable[[], bool] = lambda: False, wrap: WrapExecutor | None = None, runner: RunnerId | None = None,
+    stopping: Callable[[], bool] = lambda: False, runner: RunnerId | None = None,
     gather: GatherRanks | None = None, progress: ByteProgress | None = None,
 ) -> EngineBundle:  # fmt: skip
-    """Load the base, make its engine, and time it. `wrap`: around the executor of one process.
+    """Load the base, make its engine, and time it.
 
     `runner`: who it is, for other runners; None: it exchanges no KV with any. `gather`: ranks of other hosts.
     `progress`: of this process's weights.
@@ -73,9 +73,6 @@ def build_engine(
         settings = settle_kv_pages(settle_limits(settings, spec), spec)
         ending.pop_all()  # of ranks that `make_executor` ends from now on
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy, progress))
-    if wrap is not None:
-        assert executor.can.ranks is None, "its other ranks would go unwatched"
-        executor = wrap(executor)
     can, adapters = executor.can, executor.adapters
     limits = pool_limits(
         settings, spec, executor.page_bytes, slots=adapters.slots, keep_copies=adapters.page_bytes > 0,

@@ -25,7 +25,6 @@ from weft.wire.tls import Tls
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.model.checkpoint import Files
-from weft_runner.model.executor import WrapExecutor
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
@@ -46,7 +45,7 @@ REPORT_FLUSH_S = 1.0
 
 async def serve_runner(
     settings: RunnerSettings, probes: Probes, set_not_ready: Callable[[Callable[[], str | None]], None],
-    tls: Tls | None = None, wrap: WrapExecutor | None = None, tracer: Tracer | None = None,
+    tls: Tls | None = None, tracer: Tracer | None = None,
 ) -> int:  # fmt: skip
     """Serve until SIGTERM, here or at another rank, or a bug in the engine.
 
@@ -68,7 +67,7 @@ async def serve_runner(
 
     def load() -> EngineBundle:
         files = fetch_base(source, BASE_WAIT_S, stop.is_set, progress=progress)
-        return build_engine(settings, files, source, on_output, stop.is_set, wrap, runner, gather, progress)
+        return build_engine(settings, files, source, on_output, stop.is_set, runner, gather, progress)
 
     gather = gather_ranks(settings, tls, on_stopping) if settings.hosts > 1 else None
     progress = ByteProgress()

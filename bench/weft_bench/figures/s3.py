@@ -1,0 +1,141 @@
+"""`weft bench s3`: scheduling with predicted output lengths, simulated on described hardware.
+
+`queue`: latency a token under `fcfs`, `shortest` and `s3`, below. `reservations`: see `weft_bench.s3_reservations`.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from statistics import mean
+
+from weft_bench import s3_reservations
+from weft_bench.cases import S3
+from weft_bench.data import find
+from weft_bench.run import Run
+from weft_bench.s3_lengths import TRACES, Answered, tau_of
+from weft_sim.report import quantile
+from weft_sim.simulate import PoolDescription, simulate
+from weft_sim.traces import TraceArrival
+from weft_stage.lines import Line, Origin
+
+QUICK_REQUESTS, TARGET_REQUESTS = 300, 10_000
+CAPACITY_REQUESTS = 2_000  # all at once, for what fcfs sustains
+MAX_TOKENS = 2_048
+TARGET_LOAD = 1.6
+TARGETS = {"LMSYS": 4.0, "ShareGPT": 2.0, "Alpaca": 2.0}
+MAX_TAIL_RATIO = 1.2
+POOL = PoolDescription(
+    page_tokens=16, total_pages=20_480, max_sequences=32, max_batch_tokens=2_048, best_batch=32, step_ms_1=9.0,
+    step_ms_best=12.0, prefill_tokens_per_s=20_000.0, adapters=0, cpu=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A simulated run."""
+
+    trace: str
+    load: float
+    queue: str
+    arrivals: tuple[TraceArrival, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Latencies of a cell: ms a token; `ttft_ms`: the median."""
+
+    mean: float
+    tail: float
+    p99: float
+    ttft_ms: float
+    tokens_per_s: float
+
+
+def figures(options: S3, run: Run) -> Iterator[Line]:
+    """Run each part on each trace whose file is there."""
+    origin = run.origin("scipy")
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for name in options.traces:
+            file, read = TRACES[name]
+            path = find(file, options.data)
+            if path is None:
+                run.say(f"skipped: {name}: no {file} in {options.data or '(give --data DIR)'}")
+                continue
+            served = read(path, options.seed)
+            if "queue" in options.part:
+                run.say(f"{name}: queue")
+                yield from queue_figures(options, origin, name, served, pool)
+            if "reservations" in options.part:
+                run.say(f"{name}: reservations")
+                yield from s3_reservations.figures(origin, name, served, options.seed, options.quick, pool)
+
+
+def queue_figures(options: S3, origin: Origin, name: str, served: Sequence[Answered], pool: Executor) -> Iterator[Line]:
+    """Compare the queues on one trace at every load."""
+    requests = QUICK_REQUESTS if options.quick else options.requests
+    case = f"queue, {name}, {requests:,} requests"
+    yield origin.line(case, "Kendall tau of the predictions", tau_of(served), "")
+    chance = random.Random(f"{options.seed}/{name}")
+    drawn = chance.choices(served, k=requests)
+    rate = pool.submit(capacity, drawn[:CAPACITY_REQUESTS]).result()
+    yield origin.line(case, "capacity of fcfs", rate, "requests/s")
+    cells = list(_cells(name, drawn, options.loads, rate, chance))
+    fcfs: Outcome | None = None
+    for cell, outcome in zip(cells, pool.map(outcome_of, cells), strict=True):
+        fcfs = outcome if cell.queue == "fcfs" or fcfs is None else fcfs
+        yield from _lines(origin, cell, outcome, fcfs)
+
+
+def capacity(drawn: Sequence[Answered]) -> float:
+    """Return the requests a second that fcfs ends while its batch is full: from the 10th to the 80th percentile."""
+    ends = sorted(one.e2e_ms for one in simulate(POOL, [_arrival(0.0, one) for one in drawn]).figures.served)
+    low, high = len(ends) // 10, len(ends) * 8 // 10
+    return (high - low) / (ends[high] - ends[low]) * 1e3
+
+
+def _cells(
+    name: str, drawn: Sequence[Answered], loads: Sequence[float], rate: float, chance: random.Random
+) -> Iterator[Cell]:
+    """Return the cells, `fcfs` first at every load."""
+    gaps = [chance.expovariate(1.0) for _ in drawn]
+    for load in loads:
+        at_s, arrivals = 0.0, list[TraceArrival]()
+        for gap, one in zip(gaps, drawn, strict=True):
+            at_s += gap / (rate * load)
+            arrivals.append(_arrival(at_s, one))
+        for queue in ("fcfs", "shortest", "s3") if load == TARGET_LOAD else ("fcfs", "shortest"):
+            yield Cell(name, load, queue, tuple(arrivals))
+
+
+def _arrival(at_s: float, one: Answered) -> TraceArrival:
+    return TraceArrival(
+        at_s, one.prompt_tokens, one.output_tokens, max_tokens=MAX_TOKENS, predicted=one.predicted, stops=True
+    )
+
+
+def outcome_of(cell: Cell) -> Outcome:
+    """Simulate the cell."""
+    simulated = simulate(replace(POOL, queue=cell.queue), cell.arrivals).figures
+    assert not simulated.failures, simulated.failures
+    each = [one.e2e_ms / one.tokens for one in simulated.served]
+    longest = sorted(simulated.served, key=lambda one: one.tokens)[-max(1, len(each) // 10) :]
+    tail = quantile([one.e2e_ms / one.tokens for one in longest], 0.99)
+    ttft_ms = quantile([one.ttft_ms for one in simulated.served], 0.5)
+    return Outcome(mean(each), tail, quantile(each, 0.99), ttft_ms, simulated.tokens_per_s)
+
+
+def _lines(origin: Origin, cell: Cell, outcome: Outcome, fcfs: Outcome) -> Iterator[Line]:
+    case = f"queue, {cell.trace}, {len(cell.arrivals):,} requests, load {cell.load:g}, {cell.queue}"
+    aimed = cell.load == TARGET_LOAD and len(cell.arrivals) >= TARGET_REQUESTS and cell.queue == "shortest"
+    lower, longer = (f">= {TARGETS[cell.trace]:g}", f"<= {MAX_TAIL_RATIO:g}") if aimed else (None, None)
+    line = origin.line
+    yield line(case, "mean latency a token", outcome.mean, "ms", baseline=fcfs.mean)
+    yield line(case, "p99 latency a token, longest decile", outcome.tail, "ms", baseline=fcfs.tail)
+    yield line(case, "p99 latency a token", outcome.p99, "ms", baseline=fcfs.p99)
+    yield line(case, "median TTFT", outcome.ttft_ms, "ms", baseline=fcfs.ttft_ms)
+    yield line(case, "tokens", outcome.tokens_per_s, "1/s", baseline=fcfs.tokens_per_s)
+    if cell.queue != "fcfs":
+        ratio = outcome.tail / fcfs.tail
+        yield line(case, "times lower than fcfs", fcfs.mean / outcome.mean, "x", target=lower)
+        yield line(case, "longest decile's p99 latency a token, of fcfs's", ratio, "x", target=longer)
