@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from weft_bench import turns
 from weft_bench.errors import PeerFailed
 from weft_bench.main import app
-from weft_bench.peers.worker import Worker
-from weft_bench.turns import Case, Interval, Options, Result
+from weft_bench.turns import Case, Interval, Options, Result, Worker
 
 
 def test_an_interval_is_students_of_the_logarithms_of_ratios() -> None:
