@@ -74,7 +74,7 @@ class Engine:
         flags = {
             "listen": nowhere, "probes": nowhere, "supervisor": nowhere, "depot": f"http://{nowhere}",
             "data-dir": scratch, "pool": POOL, "base-digest": f"sha256:{0:064}", "kv-pages": work["pages"],
-            "max-sequences": work["rows"], "token-time-ms": 60_000, **work["flags"],
+            "max-sequences": work["rows"], "token-time-ms": 60_000, "speculation": "off", **work["flags"],
         }  # fmt: skip
         settings = parse_settings(_words(flags), profile=False, max_prefills=work["rows"])
         files = {name: base / name for name in ("config.json", "model.safetensors")}
