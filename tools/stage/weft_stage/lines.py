@@ -1,14 +1,15 @@
-"""The raw lines of benchmarks: one JSON object a line, appended, never rewritten.
+"""The raw lines of benchmarks: one JSON object a line, the newest line of each figure.
 
 A line tells one figure: what was measured (`case`, `metric`, `value`, `unit`), against what (`baseline`, same unit,
 `ratio` = value / baseline; `bound_fraction` = share of the machine's bound reached), what was aimed at (`target`, e.g.
 ">= 10", "<= 0.5", and `met`), and where it came from (`command`, `machine`, `versions`, `date`). A figure that could
-not be measured has `value` and `met` None: it is shown as such, it never counts as met.
+not be measured has `value` and `met` None: it is shown as such, it never counts as met. In a file a line leaves out
+fields with their defaults, and an origin that is that of the line before it.
 """
 
 import json
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +59,10 @@ class Line:
     def of_machine(self) -> bool:
         """True where a line tells of the machine, not of us or a peer."""
         return self.case.startswith(MACHINE)
+
+
+ORIGIN = ("command", "machine", "versions")  # fields that are alike in all lines of a run
+DEFAULTS = {each.name: each.default for each in fields(Line) if each.name not in ORIGIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +115,28 @@ def append(path: Path, lines: Iterable[Line]) -> None:
 
 
 def write(path: Path, lines: Iterable[Line]) -> None:
-    """Replace a raw file. An interruption leaves the old file."""
-    new = path.with_suffix(".new")
-    new.write_text("".join(map(_text, lines)), encoding="utf-8")
+    """Replace a raw file. A line leaves out the origin of the line before it. An interruption leaves the old file."""
+    new, before = path.with_suffix(".new"), dict[str, Any]()
+    with new.open("w", encoding="utf-8") as out:
+        for line in lines:
+            out.write(_text(line, before))
+            before = {name: getattr(line, name) for name in ORIGIN}
     new.replace(path)
 
 
-def _text(line: Line) -> str:
-    """Return a line as JSON, without the fields that have their defaults."""
+def _text(line: Line, before: Mapping[str, Any] = {}) -> str:
+    """Return a line as JSON, without the fields that have their defaults or are as in `before`."""
     values = asdict(line)
-    kept = {each.name: values[each.name] for each in fields(line) if values[each.name] != each.default}
-    return json.dumps(kept) + "\n"
+    return json.dumps({k: v for k, v in values.items() if v != DEFAULTS.get(k, ...) and v != before.get(k, ...)}) + "\n"
 
 
 def read(path: Path) -> list[Line]:
-    """Read all lines of a raw file, oldest first. Raises BadLine."""
-    return [_parse(path, n, text) for n, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if text]
+    """Read all lines of a raw file, oldest first. Lines without an origin have that of the line before. Raises BadLine."""
+    lines = list[Line]()
+    for place, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if text:
+            lines.append(_parse(path, place, text, lines[-1] if lines else None))
+    return lines
 
 
 def newest(lines: Iterable[Line]) -> list[Line]:
@@ -164,9 +175,11 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100) - 1))]
 
 
-def _parse(path: Path, number: int, text: str) -> Line:
+def _parse(path: Path, place: int, text: str, before: Line | None) -> Line:
     try:
-        fields: dict[str, Any] = json.loads(text)
-        return Line(**fields)
+        values: dict[str, Any] = json.loads(text)
+        if before is not None:
+            values = {name: getattr(before, name) for name in ORIGIN} | values
+        return Line(**values)
     except (json.JSONDecodeError, TypeError) as error:
-        raise BadLine(f"{path}:{number}: not a benchmark line: {error}") from error
+        raise BadLine(f"{path}:{place}: not a benchmark line: {error}") from error
