@@ -29,7 +29,8 @@ from weft_sim.simulate import PoolDescription
 from weft_sim.traces import poisson
 from weft_stage.cpu_models import adapter, base_model, cache_dir, files
 from weft_stage.lines import Line, Origin
-from weft_stage.stack import WORDS, Stack, quickstart
+from weft_stage.sse import WORDS
+from weft_stage.stack import Stack, quickstart
 
 QUICKSTART_SHAPE = Shape(hidden=128, layers=4, heads=4, kv_heads=2, inner=384, vocab=106)
 TENANTS = {"upper": "acme", "reverse-words": "acme", "initials": "globex", "digits": "globex"}

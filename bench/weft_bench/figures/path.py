@@ -26,7 +26,8 @@ from weft_stage.cpu_models import adapter, base_model, cache_dir, files
 from weft_stage.lines import Line, percentile
 from weft_stage.playing import Ask
 from weft_stage.shapes import Shape
-from weft_stage.stack import WORDS, Stack, quickstart
+from weft_stage.sse import WORDS
+from weft_stage.stack import Stack, quickstart
 
 RUNNER, GATEWAY, CLIENT = "runner", "gateway", "client"
 COMPONENTS = (GATEWAY, RUNNER, "scheduler", "predictor", "supervisor", "depot", "batch")

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
+from weft_bench.errors import PeerFailed
 
 from weft_bench import turns
-from weft_bench.errors import PeerFailed
 from weft_bench.main import app
 from weft_bench.turns import Case, Interval, Options, Result, Worker
 

@@ -131,7 +131,7 @@ def _text(line: Line, before: Mapping[str, Any] = {}) -> str:
 
 
 def read(path: Path) -> list[Line]:
-    """Read all lines of a raw file, oldest first. Lines without an origin have that of the line before. Raises BadLine."""
+    """Read all lines, oldest first. Lines without an origin have that of the line before. Raises BadLine."""
     lines = list[Line]()
     for place, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if text:

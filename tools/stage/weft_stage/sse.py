@@ -17,6 +17,7 @@ from typing import Any
 
 from weft_stage.errors import RequestFailed
 
+WORDS = "the red fox jumps over seven lazy dogs while rain falls on green hills near an old stone bridge".split()
 TAIL_BYTES = 4096  # the last events, with the usage
 END = b"0\r\n\r\n"  # of a chunked body
 EVENT = b"data: {"  # an event that a packet's end cuts in two is missed

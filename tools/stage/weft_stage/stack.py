@@ -23,7 +23,6 @@ from weft_stage.scrape import scrape, total
 POLL_S = 0.02
 UP = ("weft_cli", "up")
 CONTROLLER = "controller"  # the process of `weft up` itself
-WORDS = "the red fox jumps over seven lazy dogs while rain falls on green hills near an old stone bridge".split()
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PATIENCE_S = 180.0  # for a stack that starts, stops or answers a command on a slow and busy machine
 

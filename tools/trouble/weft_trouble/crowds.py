@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 from weft.process import raise_descriptor_limit, split_address
-from weft_stage.stack import WORDS
+from weft_stage.sse import WORDS
 
 IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD = "idle", "slow heads", "slow bodies", "stopped readers", "flood"
 SMALL, BODIES, PROMPTS = BURSTS = "small requests", "large bodies", "long prompts"

@@ -30,7 +30,8 @@ from weft_stage.own_gateway import own_gateway
 from weft_stage.process import Process
 from weft_stage.reports import books, listed
 from weft_stage.scrape import scrape, total
-from weft_stage.stack import CONTROLLER, UP, WORDS, Stack, copy_adapter, is_ready, quickstart
+from weft_stage.sse import WORDS
+from weft_stage.stack import CONTROLLER, UP, Stack, copy_adapter, is_ready, quickstart
 from weft_stage.waiting import until
 from weft_trouble import fault_host, linked_up
 from weft_trouble.fault_store import PostgresStore, SqliteStore, Store, small_disk_of_sqlite

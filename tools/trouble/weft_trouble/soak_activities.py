@@ -16,7 +16,8 @@ from weft.domain.model.errors import Reason
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_stage.errors import StackFailed
-from weft_stage.stack import WORDS, Stack, copy_adapter
+from weft_stage.sse import WORDS
+from weft_stage.stack import Stack, copy_adapter
 from weft_stage.waiting import until
 from weft_trouble.fault_streams import Ask, Token
 

@@ -17,7 +17,8 @@ from weft_stage import sse
 from weft_stage.errors import StackFailed
 from weft_stage.lines import Line, Origin
 from weft_stage.process import cpu_s, resident_mb
-from weft_stage.stack import WORDS, Stack, quickstart
+from weft_stage.sse import WORDS
+from weft_stage.stack import Stack, quickstart
 from weft_stage.waiting import until
 from weft_trouble.clients import COUNTS, TOKENS, Found, lines
 from weft_trouble.crowds import BURSTS, FLOOD, READERS

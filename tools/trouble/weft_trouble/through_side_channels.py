@@ -13,7 +13,8 @@ import httpx2
 
 from weft_stage.errors import StackFailed
 from weft_stage.lines import Line, Origin
-from weft_stage.stack import WORDS, Stack, quickstart
+from weft_stage.sse import WORDS
+from weft_stage.stack import Stack, quickstart
 from weft_trouble.side_channels import FOREIGN, KEY, LOAD, NAME, OWN, Timed, lines
 
 ASKING, OTHER, MODEL = "acme", "initech", "weft-quickstart"
