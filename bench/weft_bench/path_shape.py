@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 import yaml
 
-from weft_bench.cpu_engine import Sizes, pages_of
+from weft_bench.drive.engine import Sizes, pages_of
 from weft_stage.shapes import Shape
 
 MODEL, NAMESPACE = "base", "default"  # the adapters say that they were trained on "base"

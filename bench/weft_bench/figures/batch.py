@@ -18,8 +18,8 @@ from typing import Any
 import httpx2
 
 from weft_bench import cases
-from weft_bench.cpu_engine import Sizes
 from weft_bench.cpu_shapes import SHAPES, prompts
+from weft_bench.drive.engine import Sizes
 from weft_bench.path_shape import MODEL, write_manifests
 from weft_bench.row_caps import INTERACTIVE, LINE_TOKENS, PROMPT_TOKENS, TOKEN_TIMES, RuleRun, caps
 from weft_bench.row_caps import figures as rule_figures

@@ -17,11 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from weft_bench import cases
-from weft_bench.cpu_context import WEIGHT_BYTES, adapter_pages
-from weft_bench.cpu_decode import Batch
-from weft_bench.cpu_engine import PAGE_TOKENS, Ask, Offload, Played, Sizes, Subject
 from weft_bench.cpu_machine import GIGA, Machine, meter
 from weft_bench.cpu_shapes import BASE, DISTINCT, RANK, SHAPES, distinct, prompts
+from weft_bench.drive.engine import PAGE_TOKENS, WEIGHT_BYTES, Batch, Offload, Sizes, Subject, adapter_pages
 from weft_bench.peers.compare import Load, checked
 from weft_bench.peers.engines import GGUF_KINDS, LLAMA, PEERS, gguf_files
 from weft_bench.peers.environment import environment
@@ -38,6 +36,7 @@ from weft_stage.cpu_models import adapter, base_model, cache_dir, files
 from weft_stage.errors import PeerFailed
 from weft_stage.lines import Line, Origin
 from weft_stage.memory_group import forget, memory_group
+from weft_stage.playing import Ask, Played
 from weft_stage.shapes import BF16_BYTES
 
 BATCH_TOKENS = 4096  # of a pass

@@ -16,15 +16,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from weft_bench import cases
-from weft_bench.cpu_context import adapter_pages
-from weft_bench.cpu_engine import Ask, Sizes, Subject
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
+from weft_bench.drive.engine import Sizes, Subject, adapter_pages
 from weft_bench.path_shape import MODEL, NAMESPACE, write_manifests
 from weft_bench.roofline import lora_bytes
 from weft_bench.run import Run
 from weft_stage import sse
 from weft_stage.cpu_models import adapter, base_model, cache_dir, files
 from weft_stage.lines import Line, percentile
+from weft_stage.playing import Ask
 from weft_stage.shapes import Shape
 from weft_stage.stack import WORDS, Stack, quickstart
 

@@ -20,10 +20,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from weft_bench.cases import Peers
-from weft_bench.cpu_context import WEIGHT_BYTES, adapter_pages
-from weft_bench.cpu_decode import Batch, paired
 from weft_bench.cpu_machine import Machine, Native, meter
 from weft_bench.cpu_shapes import BASE, DISTINCT, EVERY_FAMILY, IDENTICAL, OTHER_FAMILIES, RANK
+from weft_bench.drive.engine import WEIGHT_BYTES, Batch, adapter_pages, paired
 from weft_bench.peers.compare import Load, Round, rounds
 from weft_bench.peers.engines import GGUF_KINDS, IK, LLAMA, MISTRAL, PEERS, PEFT, VLLM, ZENTORCH, check, gguf_files
 from weft_bench.peers.environment import environment

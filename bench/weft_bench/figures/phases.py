@@ -18,9 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from weft_bench import cases
-from weft_bench.cpu_context import adapter_pages
-from weft_bench.cpu_engine import Sizes
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
+from weft_bench.drive.engine import Sizes, adapter_pages
 from weft_bench.path_shape import MODEL, NAMESPACE, write_manifests
 from weft_bench.roofline import lora_bytes
 from weft_bench.row_caps import Reporter

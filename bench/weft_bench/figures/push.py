@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 import httpx2
 
 from weft_bench.cases import Push
-from weft_bench.cpu_engine import Sizes
 from weft_bench.cpu_shapes import SHAPES
+from weft_bench.drive.engine import Sizes
 from weft_bench.path_shape import write_manifests
 from weft_bench.run import Run
 from weft_cli.push import FILES, Publication, publish, upload

@@ -15,13 +15,14 @@ from statistics import median
 from weft.domain.request import Sampling
 from weft_bench import cases
 from weft_bench.accuracy import sentences
-from weft_bench.cpu_engine import Ask, Played, Sizes, Subject
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
+from weft_bench.drive.engine import Sizes, Subject
 from weft_bench.run import Run
 from weft_runner.core import StepModel
 from weft_stage.cpu_models import adapter, base_model, cache_dir, files
 from weft_stage.errors import EngineRefused
 from weft_stage.lines import Line
+from weft_stage.playing import Ask, Played
 
 TASKS = {
     "json": ">= 1.8", "reverse-words": ">= 1.8", "digits": ">= 1.8", "upper": ">= 1.05", "cipher": ">= 1.05",

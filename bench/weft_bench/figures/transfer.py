@@ -122,7 +122,7 @@ def carried(place: Geometry, carrier: Carrier, count: int) -> tuple[float, float
 
 def _beside_a_step(origin: Origin, carrier: Carrier, threads: int, options: cases.Transfer) -> Iterator[Line]:
     """Send the KV of a prompt after its step, and layer by layer while the step runs."""
-    from weft_bench.cpu_engine import Sizes, Subject  # seconds of imports that the receiver does without
+    from weft_bench.drive.engine import Sizes, Subject  # seconds of imports that the receiver does without
     from weft_stage.cpu_models import base_model, cache_dir, files
 
     shape, n_pages = SHAPES[SHAPE], PROMPT_TOKENS // PAGE_TOKENS

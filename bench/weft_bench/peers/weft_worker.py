@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft_bench.cpu_engine import Ask, Offload, Sizes, Subject
+from weft_bench.drive.engine import Offload, Sizes, Subject
 from weft_stage.cpu_models import files
+from weft_stage.playing import Ask
 
 
 def load(work: dict[str, Any]) -> tuple[str, Callable[..., dict[str, Any]]]:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from weft_bench.cases import Peers
 from weft_bench.command import run as run_benchmark
-from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_shapes import DISTINCT
+from weft_bench.drive import Batch
 from weft_bench.figures import peers
 from weft_bench.figures.peers import Case, compared, figures
 from weft_bench.peers.compare import Load, Round, checked, rounds
