@@ -28,7 +28,7 @@ KINDS = {
     "bf16 KV": ("auto", 0.0), "int4 KV": ("int4", 0.0), "bf16 KV, best tenth": ("auto", 0.1),
     "int4 KV, best tenth": ("int4", 0.1),
 }  # fmt: skip
-LEAST_TOKENS = 32  # of a run in which a copy begins and ends
+MIN_TOKENS = 32  # of a run in which a copy begins and ends
 ROWS, SWAPPED_TOKENS, EVERY, GIB = 8, 512, 4, float(1 << 30)  # a copy begins every fourth beat, at most
 PREFIX_TOKENS, TAIL_TOKENS, PREFIX_ROWS = 1024, 16, 2
 COMPUTED, DEVICE, HOST = "computed", "read on the device", "read from host memory"
@@ -136,7 +136,7 @@ class Copies:
 
 def swap(bench: Bench) -> Iterator[Line]:
     """Measure decode steps with and without a copy of KV beside them, the copies, and the prefix cache's copies."""
-    tokens, repetitions = max(LEAST_TOKENS, bench.amounts.tokens), bench.amounts.repetitions
+    tokens, repetitions = max(MIN_TOKENS, bench.amounts.tokens), bench.amounts.repetitions
     sizes = Sizes(rows=ROWS, slots=1, context_tokens=PROMPT_TOKENS + tokens, prefills=ROWS)
     kv_bytes = 4.0 * bench.model.shape.layers * bench.model.shape.kv * SWAPPED_TOKENS
     names = {False: "no copy beside it", True: "a copy beside it"}

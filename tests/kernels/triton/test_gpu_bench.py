@@ -1,6 +1,7 @@
 """`make gpu-bench` under the interpreter: every case with tiny shapes, so that it works at once on a GPU."""
 
 import gc
+import re
 from collections.abc import Generator
 from pathlib import Path
 
@@ -63,8 +64,8 @@ def test_a_case_that_breaks_off_costs_itself_alone_and_is_named(
         run.lines.extend(gpu.figures(Gpu(("exact", "streams", "operator")), run))
     assert METRICS["operator"] <= {line.metric for line in run.lines}
     told = capsys.readouterr().err
-    assert "exact: 0 s, broke off: ModuleNotFoundError" in told
-    assert "streams: 0 s, incomplete: no time was left" in told
+    assert re.search(r"exact: \d+ s, broke off: ModuleNotFoundError", told)
+    assert re.search(r"streams: \d+ s, incomplete: no time was left", told)
 
 
 def test_a_case_leaves_the_others_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,13 +136,13 @@ def test_processes_have_a_core_and_their_share_of_the_device(cores: int, memory:
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu_check, "no_gpu", lambda: "there is no GPU")
+    monkeypatch.setattr(gpu_check.gpu, "no_gpu", lambda: "there is no GPU")
     assert gpu_check.main([]) == 3
     assert "there is no GPU; `make test`" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu_check, "no_gpu", lambda: "")
+    monkeypatch.setattr(gpu_check.gpu, "no_gpu", lambda: "")
     monkeypatch.setattr(gpu_check, "NEEDED", ("sys", "no_such_package"))
     assert gpu_check.main([]) == 2
     assert "has no no_such_package" in capsys.readouterr().err
