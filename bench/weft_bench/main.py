@@ -366,8 +366,8 @@ def turns(
 
     Each checkout has a worker process, which is stopped while the other one runs. A round measures every case on both
     sides and gives one ratio; the order of the sides alternates. The table has the geometric mean of the ratios with
-    its interval, and the median time of a unit: a decode step of all rows, a prefill of all rows (prompts of 128
-    tokens), a report, a placement, a request.
+    its interval, and the median time of a unit: a decode step of all rows (at 64 to 96 tokens of context), a prefill of
+    all rows (prompts of 128 tokens), a report, a placement, a request.
 
     How to read it: an interval that holds 1 shows no difference. 0.95 [0.93, 0.97] in the column CPU: new takes 3 to
     7 % less. Measure a checkout against itself first: the interval is what this machine can tell, and --target-percent
