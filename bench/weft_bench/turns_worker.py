@@ -42,7 +42,7 @@ from weft.wire.v1 import (
     scheduler_pb2_grpc,
 )
 
-PROMPT_TOKENS, DECODE_TOKENS = 128, 32
+PROMPT_TOKENS, DECODE_PROMPT_TOKENS, DECODE_TOKENS = 128, 64, 32  # a decode's prompts are not timed
 RUNNERS, BUSY, BATCH, ADAPTERS = 20, 16, 64, 100  # of the cores: requests of a runner; requests that begin at a time
 REQUESTS, STREAMS, REFUSALS, ANSWER_TOKENS = 128, 8, 400, 4
 POOL, KEY, MODEL = "team/base", "sk-weft-turns", "tiny"
@@ -107,10 +107,10 @@ class Engine:
         """Run a request a row and time its prefill (`tokens` 1) or the steps with all rows in decode; their number."""
         self._first.clear()
         self._ended.clear()
-        starts = list[request.Start]()
+        starts, length = list[request.Start](), PROMPT_TOKENS if tokens == 1 else DECODE_PROMPT_TOKENS
         for adapter in adapters:
             self._posted += 1
-            prompt = tuple(rng.randrange(5, self._vocab) for _ in range(PROMPT_TOKENS))  # 0 to 4 are special
+            prompt = tuple(rng.randrange(5, self._vocab) for _ in range(length))  # 0 to 4 are special
             starts.append(
                 request.Start(
                     str(self._posted), Epoch(1, self._posted), prompt, (), max_tokens=tokens, reservation_tokens=tokens,

@@ -93,7 +93,7 @@ def figures(options: cases.Speculate, run: Run) -> Iterator[Line]:
 def _quickstart(options: cases.Speculate, run: Run) -> Iterator[Line]:
     """Measure one stream of each task."""
     folder, warm = options.quickstart, options.warm
-    texts = [text.prompt for text in sentences(folder, warm + ANSWERS * options.rounds, 0)]
+    texts = [prompt for prompt, _ in sentences(folder, warm + ANSWERS * options.rounds, 0)]
     sizes = Sizes(rows=16, context_tokens=1024, slots=len(TASKS), profile=True)
     with ExitStack() as ending:
         base = {path.name: path for path in (folder / "model").iterdir()}

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
-from weft_bench.errors import PeerFailed
 
 from weft_bench import turns
 from weft_bench.main import app
 from weft_bench.turns import Case, Interval, Options, Result, Worker
+from weft_stage.errors import PeerFailed
 
 
 def test_an_interval_is_students_of_the_logarithms_of_ratios() -> None:
@@ -84,7 +84,7 @@ def test_a_worker_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     program = f"import sys; sys.stdin.readline(); {ready}; sys.stdin.readline(); raise KeyError('why')"
     with (
         Worker("the old worker", [sys.executable, "-c", program], {}, tmp_path / "log") as worker,
-        pytest.raises(PeerFailed, match=r"the old worker ended\n(.|\n)*KeyError: 'why'"),
+        pytest.raises(PeerFailed, match=r"the old worker did not answer: it ended\n(.|\n)*KeyError: 'why'"),
     ):
         worker.ask({})
 
@@ -94,7 +94,7 @@ def test_a_worker_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     [
         (["--cases", "decode,encode"], 2, "decode, prefill, reports, decisions, path, request, refused"),
         (["--cases", "path"], 1, "expected a checkout of Weft"),
-        (["--rows", "0", "--cases", "path"], 2, "numbers from 1 on"),
+        (["--rows", "0", "--cases", "path"], 2, "--rows: expected at least 1, got '0'"),
     ],
 )
 def test_a_wrong_option_is_refused_by_its_name(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
