@@ -547,11 +547,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 PAGES: Mapping[str, Page] = {
     "engine-cpu": Page("The engine on CPUs", "kept of what the bound allows"),
     "engine-gpu": Page("The engine on GPUs", "output tokens, steady"),
-    "peers": Page("Peers"),
+    "peers": Page("Peers", "decode, times as fast"),
     "stack": Page("The whole stack", "CPU a request, all but the runner"),
-    "scheduling": Page("Scheduling"),
+    "scheduling": Page("Scheduling", "times lower than fcfs"),
     "phases": Page("Phases and planning", "p99 TBT"),
     "offload": Page("Offload", "output tokens"),
     "control-plane": Page("Control plane and operator", "decision, p99"),
-    "reliability": Page("Reliability"),
+    "reliability": Page("Reliability", "longest gap"),
 }

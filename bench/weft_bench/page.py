@@ -8,7 +8,9 @@ from weft_bench.cases import BENCHMARKS, PAGES
 from weft_stage.lines import Line, newest, number, read
 
 MARK = "<!-- Everything below is written by `weft bench`. -->"
-HEAD = "| case | metric | value | ratio | of bound | target | run |\n|---|---|---:|---:|---:|---|---:|"
+COLUMNS = ("case", "metric", "value", "ratio", "of bound", "target", "run")
+MAX_METRICS = 5  # with a column each
+MAX_BARS = 16
 TIMES = "times as fast"
 
 
@@ -23,11 +25,14 @@ def write_page(docs: Path, name: str) -> Path:
 
 def body(docs: Path, name: str) -> str:
     """Return a page's generated part: picture, table, figures in which Weft is slower, runs."""
-    lines = [line for benchmark in BENCHMARKS for line in shown_lines(docs, name, benchmark)]
+    shown = {benchmark: lines for benchmark in BENCHMARKS if (lines := shown_lines(docs, name, benchmark))}
+    lines = [line for of_benchmark in shown.values() for line in of_benchmark]
     if not lines:
         return "Nothing has been measured yet.\n"
     runs = {run: n for n, run in enumerate(dict.fromkeys(_run(line) for line in lines), 1)}
-    parts = [picture(PAGES[name].picture, lines), "\n".join([HEAD, *(_row(line, runs) for line in lines)])]
+    parts = [picture(PAGES[name].picture, lines)]
+    for benchmark, of_benchmark in shown.items():
+        parts += [f"## Figures of `weft bench {benchmark}`", table(of_benchmark, runs)]
     slower = [f"- {line.case}: {line.metric}: {_value(line)}" for line in lines if is_slower(line)]
     parts += ["## Where Weft is slower, or misses a target", "\n".join(slower) or "Nowhere."]
     parts += [
@@ -51,8 +56,9 @@ def is_slower(line: Line) -> bool:
 
 
 def picture(metric: str, lines: Iterable[Line]) -> str:
-    """Return horizontal bars of a metric, one per case, as Mermaid; empty with fewer than two values."""
-    values = {line.case: line for line in lines if line.metric == metric and line.value is not None}
+    """Return horizontal bars of a metric, of the last cases, as Mermaid; empty with fewer than two values."""
+    every = {line.case: line for line in lines if line.metric == metric and line.value is not None}
+    values = dict([*every.items()][-MAX_BARS:])
     if len(values) < 2:
         return ""
     labels = ", ".join(f'"{case.replace(chr(34), chr(39))}"' for case in values)
@@ -69,11 +75,30 @@ def _run(line: Line) -> tuple[str, str, str]:
     return line.date[:10], line.command, line.machine
 
 
-def _row(line: Line, runs: Mapping[tuple[str, str, str], int]) -> str:
+def table(lines: Sequence[Line], runs: Mapping[tuple[str, str, str], int]) -> str:
+    """Return a row for each case with a column for each metric, or a row for each figure if there are many metrics."""
+    metrics = list(dict.fromkeys(line.metric for line in lines))
+    if len(metrics) > MAX_METRICS:
+        return _markdown(COLUMNS, [_cells(line, runs) for line in lines])
+    rows = dict[tuple[str, str], dict[str, str]]()
+    for line in lines:
+        missed = f" (**missed**: {line.target})" if line.met is False else ""
+        rows.setdefault((line.case, str(runs[_run(line)])), {})[line.metric] = _value(line) + missed
+    cells = [[case, *(row.get(metric, "") for metric in metrics), run] for (case, run), row in rows.items()]
+    return _markdown(["case", *metrics, "run"], cells)
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table without the columns that are empty in all rows."""
+    shown = [place for place in range(len(head)) if any(row[place] for row in rows)]
+    every = [head, ["---" if name in ("case", "metric", "target") else "---:" for name in head], *rows]
+    return "\n".join(f"| {' | '.join(row[place] for place in shown)} |" for row in every)
+
+
+def _cells(line: Line, runs: Mapping[tuple[str, str, str], int]) -> Sequence[str]:
     bound = "" if line.bound_fraction is None else f"{line.bound_fraction:.0%}"
     met = {True: f"{line.target}: met", False: f"{line.target}: **missed**", None: line.target or ""}[line.met]
-    cells: Sequence[str] = (line.case, line.metric, _value(line), number(line.ratio), bound, met, str(runs[_run(line)]))
-    return f"| {' | '.join(cells)} |"
+    return line.case, line.metric, _value(line), number(line.ratio), bound, met, str(runs[_run(line)])
 
 
 def _value(line: Line) -> str:
