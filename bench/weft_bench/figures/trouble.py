@@ -34,7 +34,7 @@ def faults(options: Faults, run: Run) -> Iterator[Line]:
             asyncio.run(through_faults.measure(runs, folder, options.seed, keep, run.say))
         except BenchFailed as error:
             failure = error
-    yield from lines(run.origin(), strikes)
+    yield from lines(run.origin(), strikes, "" if options.only == ("*",) else ",".join(options.only))
     if failure:
         raise failure
 

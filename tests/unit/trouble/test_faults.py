@@ -7,8 +7,10 @@ from typing import Self
 import pytest
 
 from harness.waiting import eventually, soon
+from weft_stage.lines import Origin
 from weft_trouble.fault_streams import Difference, Token, difference
-from weft_trouble.faults import CELLS
+from weft_trouble.faults import CELLS, WRONG, lines
+from weft_trouble.faults import Run as Strike
 from weft_trouble.links import Direction, Links, Quality
 
 
@@ -165,3 +167,17 @@ async def test_a_stalled_link_passes_nothing_until_it_is_released_and_then_every
         assert not echo.done()
         links.resume(peer.target)
         assert await soon(echo) == b"late"
+
+
+def test_figures_of_chosen_cells_stand_beside_those_of_all_cells() -> None:
+    kill = [cell for cell in CELLS if cell.kind == "kill"][:2]
+    runs = [Strike(cell, 1, 10, Difference(lost=number), 1, (0.5, 2.0), 3.0) for number, cell in enumerate(kill)]
+    origin = Origin("weft bench faults", "a machine", "Python")
+    every, chosen = list(lines(origin, runs)), list(lines(origin, runs, "kill *"))
+    assert {line.case for line in every} == {"kill"}
+    assert {line.case for line in chosen} == {"kill, of kill *"}
+    assert {line.metric: line.value for line in every} == {
+        "runs": 2, "streams struck": 20, WRONG: 3, "longest gap p50": 0.5, "longest gap": 2.0,
+        "ready and idle again after": 3.0,
+    }  # fmt: skip
+    assert [line.met for line in every if line.metric == WRONG] == [False]

@@ -196,11 +196,11 @@ def listing(cells: Iterable[Cell]) -> Iterator[str]:
         yield f"{pattern}: not available: {reason}"
 
 
-def lines(origin: Origin, runs: Sequence[Run]) -> Iterator[Line]:
-    """Yield the figures of each kind of fault, summed over its runs."""
+def lines(origin: Origin, runs: Sequence[Run], cells: str = "") -> Iterator[Line]:
+    """Yield the figures of each kind of fault, summed over its runs. `cells`: which cells ran, if not all did."""
     by_kind = defaultdict[str, list[Run]](list)
     for run in runs:
-        by_kind[run.cell.kind].append(run)
+        by_kind[run.cell.kind + (f", of {cells}" if cells else "")].append(run)
     for kind, of_kind in by_kind.items():
         gaps_s = [gap_s for run in of_kind for gap_s in run.gaps_s]
         wrong = sum(sum(getattr(run.difference, count) for count in TOKENS) + run.failed for run in of_kind)
