@@ -103,10 +103,10 @@ class NativeSampler:
 
     def sample(self, logits: Floats, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """A token for each row of logits [rows, V], float32 with unit stride inside a row."""
+        if not draws:  # numpy gives no rows any stride
+            return []
         assert logits.dtype == np.float32, logits.dtype
         assert logits.strides[1] == 4, logits.strides
-        if not draws:
-            return []
         stride = logits.strides[0] // 4 if len(logits) > 1 else logits.shape[1]  # numpy gives one row any stride
         whence = logits.ctypes.data, stride, logits.shape[1], len(draws)
         if all(draw.is_plain for draw in draws):
