@@ -19,6 +19,7 @@ from weft_runner.model import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.shell.kv_swapper import KvSwapper
 from weft_stage.cpu_models import base_model, cache_dir, files
+from weft_stage.errors import EngineRefused
 from weft_stage.gpu_models import StepOf, step_of
 from weft_stage.lines import Line, percentile
 from weft_stage.playing import Ask
@@ -28,7 +29,8 @@ KINDS = {
     "bf16 KV": ("auto", 0.0), "int4 KV": ("int4", 0.0), "bf16 KV, best tenth": ("auto", 0.1),
     "int4 KV, best tenth": ("int4", 0.1),
 }  # fmt: skip
-MIN_TOKENS = 32  # of a run in which a copy begins and ends
+MIN_TOKENS = 32  # of an answer beside which a copy begins
+MAX_PLAYS = 20  # until steps were seen with and without a copy beside them
 ROWS, SWAPPED_TOKENS, EVERY, GIB = 8, 512, 4, float(1 << 30)  # a copy begins every fourth beat, at most
 PREFIX_TOKENS, TAIL_TOKENS, PREFIX_ROWS = 1024, 16, 2
 COMPUTED, DEVICE, HOST = "computed", "read on the device", "read from host memory"
@@ -146,16 +148,21 @@ def swap(bench: Bench) -> Iterator[Line]:
         copies = Copies(subject)
         copy_s = _memcpy_s(copies.n_bytes)
         for number in range(repetitions + 1):
-            played = subject.play(bench.model.asks(subject, base(ROWS), PROMPT_TOKENS, tokens), between=copies.flow)
-            beats = [beat for beat in played.beats if not beat.prefills and beat.rows == ROWS]
             round_s: dict[bool, list[float]] = {False: [], True: []}
-            for begin, end in pairwise([beats[0].began, *(beat.ended for beat in beats)]):
-                round_s[any(a < end and b > begin for a, b in copies.spans)].append(end - begin)
+            for _ in range(MAX_PLAYS):
+                played = subject.play(bench.model.asks(subject, base(ROWS), PROMPT_TOKENS, tokens), between=copies.flow)
+                beats = [beat for beat in played.beats if not beat.prefills and beat.rows == ROWS]
+                for begin, end in pairwise([beats[0].began, *(beat.ended for beat in beats)]):
+                    round_s[any(a < end and b > begin for a, b in copies.spans)].append(end - begin)
+                if all(round_s.values()) and all(copies.seconds.values()):
+                    break
+            else:
+                raise EngineRefused(f"{MAX_PLAYS} runs had no step with, or no step without, a copy beside it")
             if not number:  # the first round touches the memory
                 copies.seconds = {True: [], False: []}
-            elif all(round_s.values()):
-                steps = {copying: steps[copying] + seconds for copying, seconds in round_s.items()}
-                ratios.append(median(round_s[True]) / median(round_s[False]))
+                continue
+            steps = {copying: steps[copying] + seconds for copying, seconds in round_s.items()}
+            ratios.append(median(round_s[True]) / median(round_s[False]))
         copies.swapper.close()
         reporter, case = bench.on(subject), f"batch {ROWS}, base"
         for copying, seconds in steps.items():
