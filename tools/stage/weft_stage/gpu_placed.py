@@ -1,7 +1,7 @@
 """Adapters without files: places in an arena of random numbers. What lies there is theirs, each its own.
 
-Packing and copying an adapter is not measured here: `weft bench gpu --cases streams` measures it. A
-slot's table is made as for a real one, by the same plan of an image, in pages dealt out at random.
+`weft bench gpu --cases streams` measures packing and copying. Here a slot's table is made as for a real adapter, by the
+same plan of an image, in pages dealt out at random.
 """
 
 import random
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from weft_kernels.triton.packing import Adapter, Projection, plan_image
-from weft_kernels.triton.tables import UNIT, Layout, SlotEntry, units
+from weft_kernels.triton.tables import UNIT, Layout, SlotEntry
 
 SCALE = 0.25  # over sqrt(inputs), so that scale * B A x is about as large as x at the usual rank
 
@@ -54,10 +54,3 @@ def row_offsets(layout: Layout, ranks: Sequence[int], page_elements: int, deck: 
 def pages_needed(layout: Layout, rank: int, page_elements: int) -> int:
     """Return how many pages one adapter of this rank needs."""
     return plan_image(shaped(layout, rank), layout, page_elements // UNIT).n_pages
-
-
-def rows_at(arena: torch.Tensor, row_offsets: torch.Tensor, length: int) -> torch.Tensor:
-    """Return the rows of `length` numbers that begin at these places: [places, length], a copy."""
-    inside = torch.arange(units(length))
-    index = (row_offsets.long()[:, None] + inside).to(arena.device)
-    return arena.view(-1, UNIT)[index].view(len(row_offsets), -1)[:, :length]
