@@ -48,7 +48,7 @@ def test_lines_of_a_run_that_fails_are_kept_with_their_page(
     assert command.run("push", ["--docs", str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("error: the stack ended\n")
     assert [line.value for line in read(tmp_path / "raw" / "push.jsonl")] == [3.0]
-    assert "| m135 | upload p50 | 3 ms |" in (tmp_path / "stack.md").read_text()
+    assert "| m135 | 3 ms | 1 |" in (tmp_path / "stack.md").read_text()
 
 
 def test_check_names_missed_targets(tmp_path: Path) -> None:
