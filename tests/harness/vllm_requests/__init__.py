@@ -3,8 +3,7 @@
 Counted is what a server of text models with LoRA adapters can be asked: `OUT_OF_SCOPE` says what is left out.
 Each line of a list (`*.jsonl`) is a request: `test`, `to` (an endpoint of `shared.json`, whose body it changes, or a
 method and path), `body`, `headers`, and `asserts`, by functions of the module of the list's name. `differs` is why
-Weft's reply is another one, and `instead` what it is. `"$name"` stands for a value of `shared.json`, and
-`{"$times": [value, count]}` for a value repeated.
+Weft's reply is another one, and `instead` what it is. `"$name"` stands for a value of `shared.json`.
 """
 
 import json
@@ -13,11 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from harness.json_lines import cases, filled
 from harness.vllm_requests import chats, checks, completions, others, pooling
 from harness.vllm_requests.checks import Check, Expected
 
 HERE = Path(__file__).parent
 SHARED: dict[str, Any] = json.loads((HERE / "shared.json").read_text())
+VALUES: dict[str, Any] = SHARED["values"]
+ENDPOINTS: dict[str, Any] = filled(SHARED["endpoints"], VALUES)
 # Of vLLM's repository, under `tests/`: the commit at which each file was read.
 COMMITS: dict[str, str] = SHARED["commits"]
 OUT_OF_SCOPE: dict[str, str] = SHARED["out of scope"]
@@ -25,29 +27,13 @@ OUT_OF_SCOPE: dict[str, str] = SHARED["out of scope"]
 
 def _listed(module: ModuleType) -> Iterator[Check]:
     """Read the checks of a module's list."""
-    for line in (HERE / f"{module.__name__.rpartition('.')[2]}.jsonl").read_text().splitlines():
-        check = _filled(json.loads(line))
-        endpoint = _filled(SHARED["endpoints"].get(check["to"], {"to": check["to"], "body": {}}))
+    for check in cases(HERE / f"{module.__name__.rpartition('.')[2]}.jsonl", VALUES):
+        endpoint = ENDPOINTS.get(check["to"], {"to": check["to"], "body": {}})
         method, path = endpoint["to"].split()
         body = check["raw"].encode() if "raw" in check else {**endpoint["body"], **check.get("body", {})}
         asserts, instead = ([_expected(module, x) for x in check.get(key, ())] for key in ("asserts", "instead"))
         headers, differs = check.get("headers", {}), check.get("differs", "")
         yield Check(check["test"], method, path, body if method == "POST" else None, asserts, headers, differs, instead)
-
-
-def _filled(value: Any) -> Any:
-    """Return a value with what its names stand for."""
-    match value:
-        case {"$times": [part, count]}:
-            return _filled(part) * count
-        case dict():
-            return {name: _filled(part) for name, part in value.items()}
-        case list():
-            return [_filled(part) for part in value]
-        case str() if value.startswith("$"):
-            return _filled(SHARED["values"][value[1:]])
-        case _:
-            return value
 
 
 def _expected(module: ModuleType, expectation: Any) -> Expected:
