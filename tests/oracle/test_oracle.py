@@ -1,8 +1,10 @@
 """Our reference executor and engine against transformers + peft, token for token in fp32."""
 
 import itertools
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,69 +13,7 @@ from weft.domain.request import Sampling, Stop
 from weft_runner.core import BatchLimits, check_pool
 
 GREEDY = Sampling(ignore_eos=True)
-MODELS = {
-    "llama 2: as many kv heads as heads, tied head": {
-        "family": "llama",
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-    },
-    "llama 3: grouped queries, scaled rope, untied head": {
-        "family": "llama",
-        "hidden_size": 64,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 500.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    },
-    "linear rope, one kv head, heads wider than hidden": {
-        "family": "llama",
-        "hidden_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
-    },
-    "mistral: every layer sees a window shorter than the answers": {
-        "family": "mistral",
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "sliding_window": 11,
-    },
-    "qwen2: biases, and windows from the second layer on": {
-        "family": "qwen2",
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-        "use_sliding_window": True,
-        "sliding_window": 16,
-        "max_window_layers": 1,
-    },
-    "qwen3: normalised heads of a size of their own": {
-        "family": "qwen3",
-        "hidden_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": 256,
-    },
-}
+MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text())
 
 
 def name_of(model: str) -> str:

@@ -1,11 +1,11 @@
 """A check: one request, and what vLLM's test of it asserts of the reply.
 
-What a reply has to be is a map from paths to values (`choices.0.text`; `#choices` is a length), where a value may be a
-predicate, or a function of the reply, for relations such as "streamed and whole are the same".
+An expectation is an object of paths and values (`choices.0.text`; `#choices` is a length), a function of the reply, or
+a function with arguments (`["refused", "seed"]`). In place of a value may stand a predicate (`{"at least": 5}`).
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -14,17 +14,15 @@ import httpx2
 
 from harness.quickstart import QUICKSTART
 
-BASE, ADAPTER = "weft-quickstart", "acme/upper"
-MODELS = (BASE, ADAPTER)
+BASE = "weft-quickstart"
 _CONFIG = json.loads((QUICKSTART / "model" / "config.json").read_text())
-CONTEXT, HIDDEN, VOCABULARY = (_CONFIG[name] for name in ("max_position_embeddings", "hidden_size", "vocab_size"))
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+CONTEXT, HIDDEN = _CONFIG["max_position_embeddings"], _CONFIG["hidden_size"]
 SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Server:
-    """What is asked. `metrics`: where the metrics of its engine are."""
+    """The server that is tested. `metrics`: the URL of its engine's metrics."""
 
     url: str
     metrics: str
@@ -39,7 +37,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for which request."""
+    """A response, and its request."""
 
     server: Server
     path: str
@@ -65,15 +63,15 @@ class Reply:
         return [choice for event in self.events for choice in event["choices"]]
 
     def again(self, path: str | None = None, **changes: Any) -> "Reply":
-        """Send the same request, changed; one that is refused is an AssertionError."""
+        """Send the same request, changed. Raises AssertionError where it is refused."""
         reply = self.server.send("POST", path or self.path, {**self.sent, **changes})
         assert reply.status == 200, reply.response.text
         return reply
 
     def streamed_text(self, index: int = 0) -> str:
         """Return the streamed text of one choice."""
-        own = [choice for choice in self.streamed_choices if choice["index"] == index]
-        return "".join(one["text"] if "text" in one else one["delta"].get("content") or "" for one in own)
+        parts = [choice for choice in self.streamed_choices if choice["index"] == index]
+        return "".join(part["text"] if "text" in part else part["delta"].get("content") or "" for part in parts)
 
     def streamed_calls(self) -> list[dict[str, str]]:
         """Return names and arguments; each part of a call has one delta, its name comes once and whole."""
@@ -90,7 +88,7 @@ class Reply:
         return calls
 
 
-Expected: TypeAlias = Mapping[str, Any] | Callable[[Reply], object]
+Expected: TypeAlias = Mapping[str, Any] | tuple[Any, ...]  # paths and values, or a function and its arguments
 
 
 @dataclass(frozen=True)
@@ -121,27 +119,46 @@ class Check:
 
 def require(reply: Reply, expected: Sequence[Expected]) -> None:
     """Check a reply. Raises AssertionError."""
-    for one in expected:
-        if callable(one):
-            found = one(reply)
-            assert found is None or found, (
-                f"{getattr(one, '__name__', one)}: {reply.status} {reply.response.text[:2000]}"
+    for expectation in expected:
+        if isinstance(expectation, tuple):
+            function, *arguments = expectation
+            result = function(reply, *arguments)
+            assert result is None or result, (
+                f"{function.__name__} {arguments}: {reply.status} {reply.response.text[:2000]}"
             )
         else:
-            _require_fields(reply, one)
+            _require_fields(reply, expectation)
 
 
 def _require_fields(reply: Reply, expected: Mapping[str, Any]) -> None:
     assert reply.status == 200, f"{reply.status} {reply.response.text[:2000]}"
-    for path, value in expected.items():
-        found = at(reply.json, path)
-        fits = value(found) if callable(value) else found == value
-        assert fits, f"{path} is {found!r}: {reply.response.text[:2000]}"
+    for path, expectation in expected.items():
+        value = at(reply.json, path)
+        assert fits(value, expectation), f"{path} is {value!r}, not {expectation}: {reply.response.text[:2000]}"
+
+
+def fits(value: Any, expectation: Any) -> bool:
+    """Return whether a value is the expected one, or the predicate holds."""
+    match expectation:
+        case {"empty": empty}:
+            return (not value) is empty
+        case {"at least": least}:
+            return value >= least
+        case {"within": [least, most]}:
+            return least <= value <= most
+        case {"starts with": text}:
+            return value.startswith(text)
+        case {"json": document}:
+            return json.loads(value) == document
+        case {"null or": kind}:
+            return value is None or type(value).__name__ == kind
+        case _:
+            return value == expectation
 
 
 def at(value: Any, path: str) -> Any:
     """Return what stands at a path; None: nothing does."""
-    for name in path.removeprefix("#").split(".") if path not in ("", "#") else ():
+    for name in path.removeprefix("#").split("."):
         try:
             value = value[int(name)] if isinstance(value, list) else value[name]
         except (LookupError, TypeError):
@@ -149,69 +166,21 @@ def at(value: Any, path: str) -> Any:
     return len(value) if path.startswith("#") else value
 
 
-# ---- what stands in the tables
+# ---- functions that more than one list names
 
 
-def completion(test: str, *asserts: Expected, **body: Any) -> Check:
-    """Make a check of a completion, of the base where no model is named."""
-    return post(test, COMPLETIONS, {"model": BASE, "prompt": "Hello, my name is", "temperature": 0, **body}, *asserts)
-
-
-def chat(test: str, *asserts: Expected, **body: Any) -> Check:
-    """Make a check of a chat, with the base where no model is named."""
-    messages = [
-        {"role": "system", "content": "you are a helpful assistant"},
-        {"role": "user", "content": "what is 1+1?"},
-    ]
-    return post(test, CHATS, {"model": BASE, "messages": messages, "temperature": 0, **body}, *asserts)
-
-
-def post(test: str, path: str, body: Any, *asserts: Expected, **headers: str) -> Check:
-    return Check(test, "POST", path, body, asserts, {name.replace("_", "-"): value for name, value in headers.items()})
-
-
-def get(test: str, path: str, *asserts: Expected, **headers: str) -> Check:
-    return Check(test, "GET", path, None, asserts, {name.replace("_", "-"): value for name, value in headers.items()})
-
-
-def differs(why: str, check: Check, *instead: Expected) -> Check:
-    """Make a check that Weft's reply is `instead`, for a reason."""
-    return Check(check.test, check.method, check.path, check.body, check.asserts, check.headers, why, instead)
-
-
-def refused(*words: str, status: int = 400) -> Expected:
+def refused(reply: Reply, *words: str) -> bool:
     """Expect a refusal with an error that has these words: those with information, such as a name or a token."""
-
-    def is_refused(reply: Reply) -> bool:
-        text = reply.response.text
-        return reply.status == status and bool(reply.json["error"]) and all(word in text for word in words)
-
-    return is_refused
+    text = reply.response.text
+    return reply.status == 400 and bool(reply.json["error"]) and all(word in text for word in words)
 
 
 def ok(reply: Reply) -> bool:
     return reply.status == 200
 
 
-def some(value: Any) -> bool:
-    """True for what is not empty."""
-    return bool(value)
-
-
-def absent(value: Any) -> bool:
-    return value is None
-
-
-def at_least(least: float) -> Callable[[Any], bool]:
-    return lambda value: value >= least
-
-
-def within(least: float, most: float) -> Callable[[Any], bool]:
-    return lambda value: least <= value <= most
-
-
-def message(content: Any, role: str = "user") -> dict[str, Any]:
-    return {"role": role, "content": content}
+def is_answered_with(reply: Reply, changes: dict[str, Any]) -> bool:
+    return ok(reply.again(**changes))
 
 
 def usage_adds_up(reply: Reply) -> bool:
@@ -233,15 +202,17 @@ def usage_last(reply: Reply) -> bool:
 
 def streams_as_whole(reply: Reply) -> None:
     """A streamed answer: one finish for each choice, behind its text, which is that of the answer in one piece."""
-    whole = reply.again(stream=False, stream_options=None).json["choices"]
-    for choice in whole:
-        own = [one for one in reply.streamed_choices if one["index"] == choice["index"]]
-        assert [one["finish_reason"] for one in own if one["finish_reason"]] == [choice["finish_reason"]]
-        assert own[-1]["finish_reason"]
-        text = choice["text"] if "text" in choice else choice["message"]["content"]
-        assert reply.streamed_text(choice["index"]) == (text or "")
-        roles = [one["delta"]["role"] for one in own if one.get("delta", {}).get("role")]
+    for choice in reply.again(stream=False, stream_options=None).json["choices"]:
+        parts = [part for part in reply.streamed_choices if part["index"] == choice["index"]]
+        assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [choice["finish_reason"]]
+        assert parts[-1]["finish_reason"]
+        assert reply.streamed_text(choice["index"]) == (text_of(choice) or "")
+        roles = [part["delta"]["role"] for part in parts if part.get("delta", {}).get("role")]
         assert roles == (["assistant"] if "message" in choice else [])
+
+
+def text_of(choice: Any) -> Any:
+    return choice["text"] if "text" in choice else choice["message"]["content"]
 
 
 def last_chunk_has_text(reply: Reply) -> bool:
@@ -251,5 +222,14 @@ def last_chunk_has_text(reply: Reply) -> bool:
 
 def finishes_apart(reply: Reply) -> bool:
     """The last chunk has the finish and no text."""
-    last = reply.streamed_choices[-1]
-    return ok(reply) and bool(last["finish_reason"]) and not last_chunk_has_text(reply)
+    return ok(reply) and bool(reply.streamed_choices[-1]["finish_reason"]) and not last_chunk_has_text(reply)
+
+
+def truncates(reply: Reply) -> bool:
+    """The prompt is the tokens of one side of the whole prompt."""
+    count, whole = reply.sent["truncate_prompt_tokens"], reply.again(truncate_prompt_tokens=None, truncation_side=None)
+    kept, full = (
+        body.get("prompt_token_ids") or body["choices"][0]["prompt_token_ids"] for body in (reply.json, whole.json)
+    )
+    side = full[:count] if reply.sent["truncation_side"] == "right" else full[-count:]
+    return kept == side and len(kept) == count < len(full)
