@@ -18,6 +18,8 @@ from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from scipy.stats import t
+
 from weft_bench.cases import Turns
 from weft_bench.cpu_shapes import BASE, POPULARITIES, RANK, SHAPES, adapter_of_row
 from weft_bench.peers.worker import Worker
@@ -79,8 +81,6 @@ class Interval:
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> "Interval":
-        from scipy.stats import t  # here: half a second
-
         logs = [math.log(ratio) for ratio in ratios]
         mean, count = fmean(logs), len(logs)
         if count < 2:
