@@ -62,7 +62,7 @@ def _going(manifest: Manifest) -> Manifest:
 
 def _wishes() -> Iterator[Wish]:
     for row in cases(Path(__file__).with_name("conflicting_manifests.jsonl")):
-        world = {"there": tuple(map(_manifest, row["there"])), "wish": _manifest(row["wish"])}
+        world: dict[str, Any] = {"there": tuple(map(_manifest, row["there"])), "wish": _manifest(row["wish"])}
         yield Wish(**row | world)
 
 

@@ -1,17 +1,16 @@
-"""The shape of a package's code: who writes what, and how large a class is.
+"""The shape of a package's code: who writes what.
 
 Records, settings and messages (frozen, or without a method that changes them) are exempt.
 """
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 RECORDS = {"NamedTuple", "Enum", "StrEnum", "Protocol", "Exception", "ServiceSettings"}
 CONTAINERS = ("dict", "set", "list", "Counter", "deque", "OrderedDict")
 CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
-MAX_MEMBERS = 15  # public methods, and public attributes, of a class
 NO_RECORDS: frozenset[str] = frozenset()
 
 
@@ -113,17 +112,3 @@ def strangers(folders: list[Path], records: frozenset[str] = NO_RECORDS) -> list
         for text in texts
         if len(files) > 1 or " state." not in text
     ]
-
-
-def oversized(folders: list[Path], allowed: Mapping[str, int] | None = None) -> dict[str, tuple[int, int]]:
-    """Return the classes with too many public methods or attributes. `allowed`: more than MAX_MEMBERS, by class."""
-    sizes = {
-        f"{path.name} {of.name}": (
-            sum(not function.name.startswith("_") for function in functions(of)),
-            sum(not name.startswith("_") for name in attributes(of)),
-        )
-        for path, tree in sources(folders)
-        for of in classes(tree)
-    }
-    bounds = allowed or {}
-    return {name: size for name, size in sizes.items() if max(size) > bounds.get(name.split()[1], MAX_MEMBERS)}

@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -55,11 +54,6 @@ def callers(frame: FrameType) -> Iterator[FrameType]:
     while above is not None:
         yield above
         above = above.f_back
-
-
-def file_changes(calls: list[Call]) -> int:
-    """Count how often a call is in another file than the one before."""
-    return sum(before.path != after.path for before, after in pairwise(calls))
 
 
 def names_out_of_order(section: str, calls: list[Call]) -> list[str]:
