@@ -7,7 +7,9 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import mean
+from typing import NamedTuple
 
 from weft_bench import s3_reservations
 from weft_bench.cases import S3
@@ -41,8 +43,7 @@ class Cell:
     arrivals: tuple[TraceArrival, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Latencies of a cell: ms a token; `ttft_ms`: the median."""
 
     mean: float
@@ -50,6 +51,12 @@ class Outcome:
     p99: float
     ttft_ms: float
     tokens_per_s: float
+
+
+UNITS = {  # of the fields of an outcome, in their order
+    "mean latency a token": "ms", "p99 latency a token, longest decile": "ms", "p99 latency a token": "ms",
+    "median TTFT": "ms", "tokens": "1/s",
+}  # fmt: skip
 
 
 def figures(options: S3, run: Run) -> Iterator[Line]:
@@ -62,12 +69,11 @@ def figures(options: S3, run: Run) -> Iterator[Line]:
             if path is None:
                 run.say(f"skipped: {name}: no {file} in {options.data or '(give --data DIR)'}")
                 continue
+            run.say(f"{name}: {' and '.join(options.part)}")
             served = read(path, options.seed)
             if "queue" in options.part:
-                run.say(f"{name}: queue")
                 yield from queue_figures(options, origin, name, served, pool)
             if "reservations" in options.part:
-                run.say(f"{name}: reservations")
                 yield from s3_reservations.figures(origin, name, served, options.seed, options.quick, pool)
 
 
@@ -76,8 +82,7 @@ def queue_figures(options: S3, origin: Origin, name: str, served: Sequence[Answe
     requests = QUICK_REQUESTS if options.quick else options.requests
     case = f"queue, {name}, {requests:,} requests"
     yield origin.line(case, "Kendall tau of the predictions", tau_of(served), "")
-    chance = random.Random(f"{options.seed}/{name}")
-    drawn = chance.choices(served, k=requests)
+    drawn = (chance := random.Random(f"{options.seed}/{name}")).choices(served, k=requests)
     rate = pool.submit(capacity, drawn[:CAPACITY_REQUESTS]).result()
     yield origin.line(case, "capacity of fcfs", rate, "requests/s")
     cells = list(_cells(name, drawn, options.loads, rate, chance))
@@ -100,12 +105,10 @@ def _cells(
     """Return the cells, `fcfs` first at every load."""
     gaps = [chance.expovariate(1.0) for _ in drawn]
     for load in loads:
-        at_s, arrivals = 0.0, list[TraceArrival]()
-        for gap, one in zip(gaps, drawn, strict=True):
-            at_s += gap / (rate * load)
-            arrivals.append(_arrival(at_s, one))
+        at_s = (at / (rate * load) for at in accumulate(gaps))
+        arrivals = tuple(_arrival(at, one) for at, one in zip(at_s, drawn, strict=True))
         for queue in ("fcfs", "shortest", "s3") if load == TARGET_LOAD else ("fcfs", "shortest"):
-            yield Cell(name, load, queue, tuple(arrivals))
+            yield Cell(name, load, queue, arrivals)
 
 
 def _arrival(at_s: float, one: Answered) -> TraceArrival:
@@ -129,13 +132,9 @@ def _lines(origin: Origin, cell: Cell, outcome: Outcome, fcfs: Outcome) -> Itera
     case = f"queue, {cell.trace}, {len(cell.arrivals):,} requests, load {cell.load:g}, {cell.queue}"
     aimed = cell.load == TARGET_LOAD and len(cell.arrivals) >= TARGET_REQUESTS and cell.queue == "shortest"
     lower, longer = (f">= {TARGETS[cell.trace]:g}", f"<= {MAX_TAIL_RATIO:g}") if aimed else (None, None)
-    line = origin.line
-    yield line(case, "mean latency a token", outcome.mean, "ms", baseline=fcfs.mean)
-    yield line(case, "p99 latency a token, longest decile", outcome.tail, "ms", baseline=fcfs.tail)
-    yield line(case, "p99 latency a token", outcome.p99, "ms", baseline=fcfs.p99)
-    yield line(case, "median TTFT", outcome.ttft_ms, "ms", baseline=fcfs.ttft_ms)
-    yield line(case, "tokens", outcome.tokens_per_s, "1/s", baseline=fcfs.tokens_per_s)
+    for (metric, unit), value, baseline in zip(UNITS.items(), outcome, fcfs, strict=True):
+        yield origin.line(case, metric, value, unit, baseline=baseline)
     if cell.queue != "fcfs":
         ratio = outcome.tail / fcfs.tail
-        yield line(case, "times lower than fcfs", fcfs.mean / outcome.mean, "x", target=lower)
-        yield line(case, "longest decile's p99 latency a token, of fcfs's", ratio, "x", target=longer)
+        yield origin.line(case, "times lower than fcfs", fcfs.mean / outcome.mean, "x", target=lower)
+        yield origin.line(case, "longest decile's p99 latency a token, of fcfs's", ratio, "x", target=longer)
