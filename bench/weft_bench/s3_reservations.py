@@ -8,9 +8,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import mean
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from weft.domain.machine import Send
 from weft.domain.request import Preempt
@@ -167,19 +168,10 @@ class Watched:
         return self._runner.machine.pool.figures(ready=True).tokens
 
 
-def at_equal_overruns(constants: Mapping[float, float], overran: float) -> float:
-    """Return the throughput of `constant` where it overruns as often, between the quantiles that were simulated."""
-    points = sorted(constants.items())
-    for (low, low_rate), (high, high_rate) in pairwise(points):
-        if low <= overran <= high:
-            return low_rate + (high_rate - low_rate) * (overran - low) / (high - low)
-    return points[0][1] if overran < points[0][0] else points[-1][1]
-
-
 def _compared(origin: Origin, case: str, outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
     rate = {policy: outcome.tokens_per_s for policy, outcome in outcomes.items()}
-    constants = {one.overran: one.tokens_per_s for policy, one in outcomes.items() if policy.startswith("constant")}
-    equal = at_equal_overruns(constants, outcomes["calibrated"].overran)
+    constants = sorted((one.overran, one.tokens_per_s) for policy, one in outcomes.items() if "constant" in policy)
+    equal = float(np.interp(outcomes["calibrated"].overran, *zip(*constants, strict=True)))
     line = origin.line
     yield line(case, "calibrated, of constant at equal overruns", rate["calibrated"] / equal, "x", target=">= 1.1")
     yield line(case, "pooled, of oracle", rate["pooled"] / rate["oracle"], "x", target=">= 0.85")
