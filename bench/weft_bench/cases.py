@@ -62,11 +62,6 @@ def quick_run() -> Any:
     return option(False, "few rounds: shows that it works, not how fast")
 
 
-def measure_again() -> Any:
-    """Describe `--again`."""
-    return option(False, "measure figures again that this machine has measured")
-
-
 @dataclass(frozen=True, slots=True)
 class Push:
     """From an adapter's bytes to its first token: upload, publish, ask, through a whole stack.
