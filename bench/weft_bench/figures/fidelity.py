@@ -192,7 +192,6 @@ def figures(options: Fidelity, run: Run) -> Iterator[Line]:
         streams = QUICK_STREAMS if options.quick else STREAMS
         runs = [live(stack, bodies(rng, count), clients) for clients, count in streams.items()]
         model, rate = calibrated(Model(pool, engine), runs), len(runs[-1].answers) / runs[-1].wall_s
-        yield origin.line(f"{SHAPE}, saturated", "busy cores", sum(runs[-1].cpu_s.values()) / runs[-1].wall_s, "cores")
         yield origin.line(f"{SHAPE}, saturated", "requests", rate, "1/s")
         yield from cost_lines(origin, model)
         for load in options.loads:
@@ -218,17 +217,17 @@ def bodies(rng: random.Random, count: int) -> list[dict[str, Any]]:
 
 def live(stack: Stack, sent: list[dict[str, Any]], at: int | Sequence[float]) -> LiveRun:
     """Send requests by `at` clients, each its next one when the last has ended, or each at its time."""
-    before, began = _cpu_s(stack), time.perf_counter()
+
+    def used_s() -> dict[str, float]:
+        return {CLIENT: time.process_time(), **{name: stack.metric(name, CPU) for name in COMPONENTS}}
+
+    before, began = used_s(), time.perf_counter()
     send = sse.run if isinstance(at, int) else sse.run_at
     answers = asyncio.run(send("127.0.0.1", stack.port, sent, at))  # pyright: ignore[reportArgumentType]
     wall_s = time.perf_counter() - began
     time.sleep(SETTLED_S)
-    cpu_s = {name: used_s - before[name] for name, used_s in _cpu_s(stack).items()}
+    cpu_s = {name: seconds - before[name] for name, seconds in used_s().items()}
     return LiveRun(answers, [i % ADAPTERS for i in range(len(sent))], cpu_s, wall_s)
-
-
-def _cpu_s(stack: Stack) -> dict[str, float]:
-    return {CLIENT: time.process_time(), **{name: stack.metric(name, CPU) for name in COMPONENTS}}
 
 
 def cost_lines(origin: Origin, model: Model) -> Iterator[Line]:
