@@ -171,7 +171,8 @@ class Watched:
 def _compared(origin: Origin, case: str, outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
     rate = {policy: outcome.tokens_per_s for policy, outcome in outcomes.items()}
     constants = sorted((one.overran, one.tokens_per_s) for policy, one in outcomes.items() if "constant" in policy)
-    equal = float(np.interp(outcomes["calibrated"].overran, *zip(*constants, strict=True)))
+    overran, rates = zip(*constants, strict=True)
+    equal = float(np.interp(outcomes["calibrated"].overran, overran, rates))
     line = origin.line
     yield line(case, "calibrated, of constant at equal overruns", rate["calibrated"] / equal, "x", target=">= 1.1")
     yield line(case, "pooled, of oracle", rate["pooled"] / rate["oracle"], "x", target=">= 0.85")
