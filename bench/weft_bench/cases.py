@@ -62,11 +62,6 @@ def quick_run() -> Any:
     return option(False, "few rounds: shows that it works, not how fast")
 
 
-def measure_again() -> Any:
-    """Describe `--again`."""
-    return option(False, "measure figures again that this machine has measured")
-
-
 @dataclass(frozen=True, slots=True)
 class Push:
     """From an adapter's bytes to its first token: upload, publish, ask, through a whole stack.
@@ -384,7 +379,6 @@ class Gpu:
 # ---------------------------------------------------------------- scheduling, planning, the simulator
 
 S3_PARTS, S3_TRACES = ("queue", "reservations"), ("LMSYS", "ShareGPT", "Alpaca")
-STACKS = ("quickstart", "m135")
 SPLITWISE_PARTS = ("batching", "throughput", "plan")
 
 
@@ -440,15 +434,13 @@ class Splitwise:
 class Fidelity:
     """The simulator's times beside those of the live CPU engine, for the same requests.
 
-    Starts a stack for each model; two minutes to calibrate it and one for each load, on an otherwise idle machine.
+    Starts a stack of m135; two minutes to calibrate it and one for each load, on an otherwise idle machine.
     """
 
-    stacks: tuple[str, ...] = option(STACKS, "models to serve", STACKS)
     loads: tuple[int, ...] = option((50, 80), "percent of the load that saturates the stack", minimum=1)
     runs: int = option(5, "live runs of each load", minimum=1)
     quick: bool = quick_run()
     seed: int = random_seed()
-    models: Path | None = models_folder()
 
 
 # ---------------------------------------------------------------- two checkouts

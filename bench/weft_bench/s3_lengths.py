@@ -1,8 +1,7 @@
 """Prompts, answers and predictions of public traces, for `weft bench s3`.
 
 A prediction is a distribution, and never learned from the requests that are served. Where a trace stores a class or a
-score for each prompt, its rows are parted at random: the lengths of one part, class by class, are what the other part's
-requests are predicted to be.
+score for each prompt, the lengths of a random half, class by class, are what the other half is predicted to have.
 """
 
 import random
@@ -106,10 +105,8 @@ def _by_class(labelled: Sequence[tuple[int, int, int]], seed: int) -> list[Answe
     lengths: defaultdict[int, list[int]] = defaultdict(list)
     for label, _, tokens in order[:half]:
         lengths[label].append(tokens + 1)
-    predicted = {label: _distribution(tokens) for label, tokens in lengths.items()}
+    predicted = dict[int, Prediction]()
+    for label, of_class in lengths.items():
+        p10, p50, p90, p99 = (max(1, round(float(tokens))) for tokens in np.quantile(of_class, LEVELS))
+        predicted[label] = Prediction("", p50, p90, "classes", p10, p99)
     return [Answered(prompt, tokens, predicted[label]) for label, prompt, tokens in order[half:]]
-
-
-def _distribution(tokens: Sequence[int]) -> Prediction:
-    p10, p50, p90, p99 = (max(1, round(float(level))) for level in np.quantile(tokens, LEVELS))
-    return Prediction("", p50, p90, "classes", p10, p99)

@@ -1,18 +1,17 @@
-"""Reservations: throughput and preemptions where memory is short.
+"""Reservations: throughput and preemptions where memory is short, see docs/benchmarks/scheduling.md.
 
-One simulated runner whose memory holds 16 average requests at their full length; all requests wait from the start, so
-that memory decides how many run together. Rates are those between the 10th and the 80th percentile of the answers'
-ends. An overrun is an answer that outgrew its reservation; a preemption takes a sequence off the runner, and its tokens
-are computed again. What each policy reserves is on the page `scheduling`.
+One simulated runner whose memory holds 16 average requests at their full length. All requests wait from the start.
+Rates are those between the 10th and the 80th percentile of the answers' ends.
 """
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from weft.domain.machine import Send
 from weft.domain.request import Preempt
@@ -41,8 +40,6 @@ RUNNER = PoolDescription(
 )  # fmt: skip
 SAMPLE_S = 0.5
 BEGIN, END = 0.1, 0.8  # of the answers' ends
-
-
 SERVED_BY = {"max-model": "max", "oracle": "calibrated", "pooled, oracle": "pooled"}  # policy -> of the scheduler
 
 
@@ -56,8 +53,7 @@ class Cell:
     arrivals: tuple[TraceArrival, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Figures of a cell. Shares are of its requests; `recomputed`: of the tokens that the runner computed."""
 
     tokens_per_s: float
@@ -65,6 +61,12 @@ class Outcome:
     overran: float
     preempted: float
     recomputed: float
+
+
+UNITS = {  # of the fields of an outcome, in their order
+    "tokens": "1/s", "sequences in flight": "", "overruns": "share", "preempted requests": "share",
+    "recomputed tokens": "share",
+}  # fmt: skip
 
 
 def figures(
@@ -75,7 +77,8 @@ def figures(
     cells = dict(cells_of(name, random.Random(f"{seed}/{name}").choices(served, k=requests)))
     outcomes = dict(zip(cells, pool.map(outcome_of, cells.values()), strict=True))
     for policy, outcome in outcomes.items():
-        yield from _lines(origin, f"reservations, {name}, {policy}", outcome)
+        for (metric, unit), value in zip(UNITS.items(), outcome, strict=True):
+            yield origin.line(f"reservations, {name}, {policy}", metric, value, unit)
     yield from _compared(origin, f"reservations, {name}", outcomes)
 
 
@@ -117,7 +120,7 @@ def outcome_of(cell: Cell) -> Outcome:
     assert not simulated.failures, simulated.failures
     ends = sorted((one.e2e_ms / 1e3, one.tokens) for one in simulated.served)
     low, high = int(BEGIN * len(ends)), int(END * len(ends))
-    begin, end = ends[low][0], ends[high][0]
+    (begin, _), (end, _) = ends[low], ends[high]
     needed = sum(arrival.prompt_tokens + arrival.output_tokens for arrival in cell.arrivals)
     return Outcome(
         sum(tokens for _, tokens in ends[low:high]) / (end - begin),
@@ -136,22 +139,21 @@ class Watched:
         self._samples: list[tuple[float, int]] = []  # time since the first arrival, sequences on the runner
 
     def attach(self, world: World) -> None:
-        self._world = world
-        (self._runner,) = world.runners.values()
+        (process,) = world.runners.values()
+        assert isinstance(process.shell, RunnerShell)
+        assert isinstance(world.supervisor.shell, SupervisorShell)
+        self._clock, self._runner, self._supervisor = world.clock, process.shell, world.supervisor.shell
         world.scheduler.on_effects = self._on_effects
         self._begin = world.clock.now + WARM_S
         world.clock.at(self._begin, Rank.LAW, self._sample)
 
     def _on_effects(self, _: object, __: object, effects: Sequence[Any]) -> None:
-        for effect in effects:
-            if type(effect) is Send and isinstance(effect.message, Preempt):
-                self.preempted.add(effect.message.request_id)
+        sent = [effect.message for effect in effects if type(effect) is Send]
+        self.preempted |= {message.request_id for message in sent if isinstance(message, Preempt)}
 
     def _sample(self) -> None:
-        shell, clock = self._runner.shell, self._world.clock
-        assert isinstance(shell, RunnerShell)
-        self._samples.append((clock.now - self._begin, len(shell.machine.pool.sequences)))
-        clock.after(SAMPLE_S, Rank.LAW, self._sample)
+        self._samples.append((self._clock.now - self._begin, len(self._runner.machine.pool.sequences)))
+        self._clock.after(SAMPLE_S, Rank.LAW, self._sample)
 
     def sequences(self, begin: float, end: float) -> float:
         """Return the sequences on the runner, on average."""
@@ -159,38 +161,18 @@ class Watched:
 
     def overruns(self) -> int:
         """Count the answers whose reservation was doubled."""
-        shell = self._world.supervisor.shell
-        assert isinstance(shell, SupervisorShell)
-        return sum(outcome_from_bytes(record).doublings > 0 for record in shell.outcomes.values())
+        return sum(outcome_from_bytes(record).doublings > 0 for record in self._supervisor.outcomes.values())
 
     def computed(self) -> int:
         """Count the tokens that went through the model, of prompts and of answers."""
-        shell = self._runner.shell
-        assert isinstance(shell, RunnerShell)
-        return shell.machine.pool.figures(ready=True).tokens
-
-
-def at_equal_overruns(constants: Mapping[float, float], overran: float) -> float:
-    """Return the throughput of `constant` where it overruns as often, between the quantiles that were simulated."""
-    points = sorted(constants.items())
-    for (low, low_rate), (high, high_rate) in pairwise(points):
-        if low <= overran <= high:
-            return low_rate + (high_rate - low_rate) * (overran - low) / (high - low)
-    return points[0][1] if overran < points[0][0] else points[-1][1]
-
-
-def _lines(origin: Origin, case: str, outcome: Outcome) -> Iterator[Line]:
-    yield origin.line(case, "tokens", outcome.tokens_per_s, "1/s")
-    yield origin.line(case, "sequences in flight", outcome.sequences, "")
-    yield origin.line(case, "overruns", outcome.overran, "share")
-    yield origin.line(case, "preempted requests", outcome.preempted, "share")
-    yield origin.line(case, "recomputed tokens", outcome.recomputed, "share")
+        return self._runner.machine.pool.figures(ready=True).tokens
 
 
 def _compared(origin: Origin, case: str, outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
     rate = {policy: outcome.tokens_per_s for policy, outcome in outcomes.items()}
-    constants = {one.overran: one.tokens_per_s for policy, one in outcomes.items() if policy.startswith("constant")}
-    equal = at_equal_overruns(constants, outcomes["calibrated"].overran)
+    constants = sorted((one.overran, one.tokens_per_s) for policy, one in outcomes.items() if "constant" in policy)
+    overran, rates = zip(*constants, strict=True)
+    equal = float(np.interp(outcomes["calibrated"].overran, overran, rates))
     line = origin.line
     yield line(case, "calibrated, of constant at equal overruns", rate["calibrated"] / equal, "x", target=">= 1.1")
     yield line(case, "pooled, of oracle", rate["pooled"] / rate["oracle"], "x", target=">= 0.85")

@@ -48,9 +48,9 @@ class Costs:
         return cost + items * self.per_item.get((kind, event), 0.0)
 
 
-# `weft bench fidelity --stacks quickstart` on two cores of an AMD EPYC (docs/benchmarks/raw/fidelity.jsonl), which
-# measures them anew wherever it runs: CPU of whole processes, so that gRPC, HTTP and SQLite are in it. What
-# follows an idle moment of a process is booked as its wake, which is most of what a message costs.
+# The quickstart on two cores of an AMD EPYC, measured event by event (commit 90d2784c): CPU of whole processes, so
+# that gRPC, HTTP and SQLite are in it. What follows an idle moment of a process is booked as its wake, which is most of
+# what a message costs. `weft bench fidelity` scales them to what the processes use where it runs.
 MEASURED = Costs(
     events={
         (Kind.GATEWAY, "RequestArrived"): 0.003_5,

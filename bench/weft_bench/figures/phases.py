@@ -22,15 +22,14 @@ from weft_bench.cpu_shapes import RANK, SHAPES, prompts
 from weft_bench.drive.engine import Sizes, adapter_pages
 from weft_bench.path_shape import MODEL, NAMESPACE, write_manifests
 from weft_bench.roofline import lora_bytes
-from weft_bench.row_caps import Reporter
 from weft_bench.run import Run
 from weft_sim.report import quantile
 from weft_stage import sse
 from weft_stage.cpu_models import adapter, base_model, cache_dir
 from weft_stage.errors import RequestFailed
-from weft_stage.lines import Line
+from weft_stage.lines import Line, Origin
 from weft_stage.sse import Streamed
-from weft_stage.stack import Stack
+from weft_stage.stack import UP, Stack
 
 SHAPE, ADAPTERS, STREAMS = "m135", 8, 16
 CHAT_PROMPT, CHAT_ANSWER, LONG_ANSWER = 64, 96, 16
@@ -73,14 +72,20 @@ def figures(options: cases.Phases, run: Run) -> Iterator[Line]:
 
 
 def _part(part: str, options: cases.Phases, run: Run) -> Iterator[Line]:
-    count, line = QUICK_REQUESTS if options.quick else REQUESTS[part], run.origin().line
+    count, origin = QUICK_REQUESTS if options.quick else REQUESTS[part], run.origin()
     loads = options.loads if part == "tbt" else BATCHING_LOADS
     bodies = mixed(random.Random(options.seed), count, LONG_PROMPT[part])
     gaps = [random.Random(f"{options.seed}/{number}").expovariate(1.0) for number in range(count)]
     prefix = f"batching, {count} requests" if part == "batching" else f"{SHAPE}, {count} requests"
     saturated, first = 0.0, dict[float, Sequence[Figure]]()
     for variant in variants(part):
-        with started(variant, LONG_PROMPT[part]) as stack, run.progress(variant.name, 1 + len(loads)) as advance:
+        sizes = Sizes(
+            rows=STREAMS, slots=ADAPTERS, context_tokens=LONG_PROMPT[part] + CHAT_ANSWER,
+            batch_tokens=variant.batch_tokens, prefills=1, token_time_ms=variant.token_time_ms, profile=True,
+            adapter_pages=adapter_pages(SHAPES[SHAPE], ADAPTERS * lora_bytes(SHAPES[SHAPE], RANK), ADAPTERS),
+        )  # fmt: skip
+        up = ("weft_stage.runner_up", *variant.runner, "--")
+        with started(sizes, variant.spec, up) as stack, run.progress(variant.name, 1 + len(loads)) as advance:
             send = partial(sse.run, "127.0.0.1", stack.port)
             asyncio.run(send(bodies[:STREAMS], STREAMS))  # every adapter in its slot, every path warm
             began = time.perf_counter()
@@ -88,17 +93,17 @@ def _part(part: str, options: cases.Phases, run: Run) -> Iterator[Line]:
             rate = count / (time.perf_counter() - began)
             saturated = saturated or rate
             advance(1)
-            yield line(f"{prefix}, {variant.name}, {STREAMS} streams", "requests", rate, "1/s")
+            yield origin.line(f"{prefix}, {variant.name}, {STREAMS} streams", "requests", rate, "1/s")
             for load in loads:
                 at_s = [at / (load * saturated) for at in accumulate(gaps)]
                 measured = list(_figures(bodies, asyncio.run(sse.run_at("127.0.0.1", stack.port, bodies, at_s))))
                 advance(1)
-                yield from _lines(line, f"{prefix}, load {load:g}, {variant.name}", measured, first.get(load))
+                yield from _lines(origin, f"{prefix}, load {load:g}, {variant.name}", measured, first.get(load))
                 first.setdefault(load, measured)
                 if variant.name == "Split":
                     for metric, name in HANDED_OVER:
                         count = stack.metric("runner", f"weft_runner_{name}_total")
-                        yield line(f"{prefix}, load {load:g}, Split", metric, count, "")
+                        yield origin.line(f"{prefix}, load {load:g}, Split", metric, count, "")
 
 
 def mixed(chance: random.Random, count: int, long_prompt: int) -> list[dict[str, Any]]:
@@ -114,18 +119,13 @@ def mixed(chance: random.Random, count: int, long_prompt: int) -> list[dict[str,
 
 
 @contextmanager
-def started(variant: Variant, long_prompt: int) -> Generator[Stack]:
+def started(sizes: Sizes, spec: Mapping[str, Any] | None = None, up: Sequence[str] = UP) -> Generator[Stack]:
+    """Start a stack with adapters. `spec`: fields of its pool. `up`: as `Stack`'s. Raises StackFailed."""
     shape, folder = SHAPES[SHAPE], cache_dir()
     adapters = [adapter(folder, SHAPE, shape, number, RANK) for number in range(ADAPTERS)]
-    sizes = Sizes(
-        rows=STREAMS, slots=ADAPTERS, context_tokens=long_prompt + CHAT_ANSWER, batch_tokens=variant.batch_tokens,
-        prefills=1, adapter_pages=adapter_pages(shape, ADAPTERS * lora_bytes(shape, RANK), ADAPTERS),
-        token_time_ms=variant.token_time_ms, profile=True,
-    )  # fmt: skip
     with TemporaryDirectory(prefix="weft-bench-") as scratch:
         base = base_model(folder, SHAPE, shape)
-        manifests = write_manifests(Path(scratch) / "manifests", base, adapters, shape, sizes, variant.spec)
-        up = ("weft_stage.runner_up", *variant.runner, "--")
+        manifests = write_manifests(Path(scratch) / "manifests", base, adapters, shape, sizes, spec)
         with Stack(manifests, Path(scratch) / "data", environment=PATIENT, up=up) as stack:
             stack.wait_for_models()
             yield stack
@@ -150,9 +150,9 @@ def _figures(bodies: Sequence[Mapping[str, Any]], answers: Sequence[Streamed]) -
     yield "throughput", sum(answer.tokens for answer in answers) / wall_s, "tokens/s"
 
 
-def _lines(line: Reporter, case: str, measured: Sequence[Figure], first: Sequence[Figure] | None) -> Iterator[Line]:
+def _lines(origin: Origin, case: str, measured: Sequence[Figure], first: Sequence[Figure] | None) -> Iterator[Line]:
     """Yield the figures beside those of the first variant at the same load."""
     for (metric, value, unit), (_, baseline, _) in zip(measured, first or measured, strict=True):
-        yield line(case, metric, value, unit, baseline=baseline if first else None)
+        yield origin.line(case, metric, value, unit, baseline=baseline if first else None)
         if first and case.endswith("Split") and (target := SPLIT_TARGETS.get(metric)):
-            yield line(case, f"{metric}, of Unified's", value / baseline, "x", target=target)
+            yield origin.line(case, f"{metric}, of Unified's", value / baseline, "x", target=target)

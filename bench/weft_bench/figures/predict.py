@@ -5,8 +5,8 @@ method.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +28,7 @@ from weft_predictor_train.training import EncoderOptions, Split, save_model, spl
 from weft_stage.errors import BenchFailed
 from weft_stage.lines import Line, Origin
 
-MAXIMA = (512, 2_048)  # of S3's ten equal buckets
+MAXIMUM = 2_048  # of S3's ten equal buckets
 UNBIASED = {"random", "pr5000"}  # the other sources of the Alpaca set were chosen by length or quality
 TIMED_PROMPTS = 200
 DRIFT = ("random", "helpful45", "claude45")
@@ -39,27 +39,19 @@ NO_MODELS = {"id", "NullModel", "gpt4_gamed"}
 Rows = Iterator[AnsweredPrompt]
 
 
-@dataclass(frozen=True, slots=True)
-class DataSet:
-    """Some files of `--data DIR`, and what makes rows of them."""
-
-    name: str
-    files: tuple[str, ...]
-    read: Callable[[Sequence[Path]], Rows]
-
-
-def _instructions(paths: Sequence[Path], *, keep: Callable[[Any], bool], adapter: Callable[[Any], str]) -> Rows:
-    for raw in filter(keep, rows(paths[0])):
-        yield AnsweredPrompt(f"{raw['instruction']}\n{raw['input']}", adapter(raw), int(raw["n_in"]), int(raw["n_out"]))
-
-
-def alpaca_rows(paths: Sequence[Path]) -> Rows:
-    """The rows that were not chosen by length or quality."""
-    return _instructions(paths, keep=lambda row: bool(UNBIASED & set(row["src"])), adapter=lambda _: "base")
+def alpaca_rows(paths: Sequence[Path], sources: Set[str] = UNBIASED, without: Set[str] = frozenset()) -> Rows:
+    """The rows of some sources, none of which are of others. Default: those not chosen by length or quality."""
+    for row in rows(paths[0]):
+        if sources & set(row["src"]) and not without & set(row["src"]):
+            yield _instruction(row, "base")
 
 
 def _dolly(paths: Sequence[Path]) -> Rows:
-    return _instructions(paths, keep=lambda _: True, adapter=lambda row: row["category"])
+    return (_instruction(row, row["category"]) for row in rows(paths[0]))
+
+
+def _instruction(row: Any, adapter: str) -> AnsweredPrompt:
+    return AnsweredPrompt(f"{row['instruction']}\n{row['input']}", adapter, int(row["n_in"]), int(row["n_out"]))
 
 
 def _alpaca_eval(paths: Sequence[Path]) -> Rows:
@@ -71,45 +63,40 @@ def _alpaca_eval(paths: Sequence[Path]) -> Rows:
             yield AnsweredPrompt(prompt["instruction"], model, int(prompt["n_in"]), int(lengths[model]))
 
 
-SETS = (
-    DataSet("Alpaca", ("alpaca_15k.jsonl.gz",), alpaca_rows),
-    DataSet("Dolly, a category as an adapter", ("dolly_3k.jsonl.gz",), _dolly),
-    DataSet(
-        "AlpacaEval, 8 models as adapters",
-        ("alpacaeval_prompts.jsonl.gz", "alpacaeval_output_lengths.csv.gz"),
-        _alpaca_eval,
+ALPACA = "alpaca_15k.jsonl.gz"
+SETS: Mapping[str, tuple[Sequence[str], Callable[[Sequence[Path]], Rows]]] = {  # name: files, and what reads them
+    "Alpaca": ((ALPACA,), alpaca_rows),
+    "Dolly, a category as an adapter": (("dolly_3k.jsonl.gz",), _dolly),
+    "AlpacaEval, 8 models as adapters": (
+        ("alpacaeval_prompts.jsonl.gz", "alpacaeval_output_lengths.csv.gz"), _alpaca_eval,
     ),
-)
+}  # fmt: skip
 
 
 def figures(options: cases.Predict, run: Run) -> Iterator[Line]:
     """Measure every set that is there. Raises BenchFailed."""
     origin, data = run.origin("scipy"), options.data
-    for data_set in SETS:
-        paths = [find(file, data) for file in data_set.files]
-        if None in paths:
-            run.say(f"skipped: {data_set.name}: no {' or '.join(data_set.files)} in {data or '(give --data DIR)'}")
+    for name, (names, read) in SETS.items():
+        paths = [path for file in names if (path := find(file, data))]
+        if len(paths) < len(names):
+            run.say(f"skipped: {name}: no {' or '.join(names)} in {data or '(give --data DIR)'}")
             continue
-        parts = split(data_set.read([path for path in paths if path]))
+        parts = split(read(paths))
         ridge = train(parts)
-        yield from _model(origin, f"{data_set.name}: ridge", parts, ridge, dict.fromkeys(MAXIMA, ridge))
+        yield from _model(origin, f"{name}: ridge", parts, ridge, None)
         for size in options.sizes:
-            folder = options.networks / data_set.files[0].split(".")[0]
-            by_maximum = {maximum: network(parts, size, maximum, folder) for maximum in MAXIMA}
-            model = network(parts, size, None, folder)
-            yield from _model(origin, f"{data_set.name}: encoder {size}", parts, model, by_maximum)
-    if alpaca := find(SETS[0].files[0], data):
+            folder = options.networks / names[0].split(".")[0]
+            model, s3 = (network(parts, size, maximum, folder) for maximum in (None, MAXIMUM))
+            yield from _model(origin, f"{name}: encoder {size}", parts, model, s3)
+    if alpaca := find(ALPACA, data):
         yield from _drift(origin, alpaca)
 
 
-def _model(
-    origin: Origin, case: str, parts: Split, model: LengthModel, by_maximum: Mapping[int, LengthModel]
-) -> Iterator[Line]:
-    """Yield the figures of a model. `by_maximum`: what predicts S3's buckets up to each maximum."""
-    used = np.array([row.tokens for row in parts.measure], dtype=np.int64)
-    fitted = np.array([row.tokens for row in parts.fit], dtype=np.int64)
+def _model(origin: Origin, case: str, parts: Split, model: LengthModel, s3: LengthModel | None) -> Iterator[Line]:
+    """Yield the figures of a model. `s3`: what predicts S3's buckets; None: the median of the model."""
+    used, fitted = (np.array([row.tokens for row in part], dtype=np.int64) for part in (parts.measure, parts.fit))
     items = [_item(row) for row in parts.measure]
-    report = evaluate(model.predict_batch(items), used, fitted, max_context_tokens=MAXIMA[-1])
+    report = evaluate(predicted := model.predict_batch(items), used, fitted, max_context_tokens=MAXIMUM)
     by_policy = {packing.policy: packing for packing in report.packings}
     ours, constant = by_policy["this model, p90"], by_policy["best constant"]
     tau = ">= 0.57" if case == "Alpaca: ridge" else None
@@ -120,34 +107,25 @@ def _model(
     yield origin.line(case, "quantile loss of p90", report.pinball, "tokens")
     yield origin.line(case, "reserved / used", ours.initial, "", baseline=constant.initial)
     yield origin.line(case, "overruns", ours.overrun, "share", baseline=constant.overrun)
-    target = "<= 0.3" if case.endswith("ridge") else None
-    yield origin.line(case, "time a prompt, one at a time", _ms(model, parts), "ms", target=target)
-    for maximum, buckets in by_maximum.items():
-        predicted = buckets.predict_batch(items)
-        chosen = np.array([one.p50_tokens if buckets is model else one.bucket_tokens for one in predicted])
-        real = class_of(used, tenths(maximum))
-        accuracy = float(np.mean(class_of(chosen, tenths(maximum)) == real))
-        commonest = float(np.bincount(real).max() / len(real))
-        yield origin.line(case, f"bucket accuracy, maximum {maximum}", accuracy, "share", baseline=commonest)
+    yield origin.line(case, "time a prompt, one at a time", _ms(model, items), "ms", target=None if s3 else "<= 0.3")
+    tokens = [one.bucket_tokens for one in s3.predict_batch(items)] if s3 else [one.p50_tokens for one in predicted]
+    chosen, real = (class_of(np.array(each), tenths(MAXIMUM)) for each in (tokens, used))
+    commonest = float(np.bincount(real).max() / len(real))
+    yield origin.line(
+        case, f"bucket accuracy, maximum {MAXIMUM}", float(np.mean(chosen == real)), "share", baseline=commonest
+    )
 
 
 def _drift(origin: Origin, path: Path) -> Iterator[Line]:
-    model = train(split(_of_sources(path, {DRIFT[0]}, set())))
+    model = train(split(alpaca_rows([path], {DRIFT[0]})))
     for source in DRIFT[1:]:
-        stream = list(_of_sources(path, {source}, UNBIASED))
+        stream = list(alpaca_rows([path], {source}, UNBIASED))
         Random(0).shuffle(stream)
         begun, settled = SETTLED
         covered = [_covered(model, row, f"{source}/{i}x") for i, row in enumerate(stream[:settled])][begun:]
         coverage, case = float(np.mean(covered)), f"Alpaca: ridge of {DRIFT[0]}, then {source}"
         yield origin.line(case, "coverage of p90 after the drift, at least", coverage, "share", target=">= 0.87")
         yield origin.line(case, "coverage of p90 after the drift, at most", coverage, "share", target="<= 0.93")
-
-
-def _of_sources(path: Path, wanted: set[str], others: set[str]) -> Rows:
-    def keep(row: Any) -> bool:
-        return bool(wanted & set(row["src"])) and not others & set(row["src"])
-
-    return _instructions([path], keep=keep, adapter=lambda _: "base")
 
 
 def _covered(model: LengthModel, row: AnsweredPrompt, request_id: str) -> bool:
@@ -174,11 +152,11 @@ def _item(row: AnsweredPrompt) -> PredictItem:
     return PredictItem("", row.prompt, "", row.adapter, row.prompt_tokens, 0)
 
 
-def _ms(model: LengthModel, parts: Split) -> float:
-    """The median over some prompts, each predicted alone."""
-    times: list[float] = []
-    for row in parts.measure[:TIMED_PROMPTS]:
+def _ms(model: LengthModel, items: Sequence[PredictItem]) -> float:
+    """Return the median over some prompts, each predicted alone."""
+    times_ms: list[float] = []
+    for item in items[:TIMED_PROMPTS]:
         begin = time.perf_counter()
-        model.predict_batch([_item(row)])
-        times.append(1000 * (time.perf_counter() - begin))
-    return float(np.median(times))
+        model.predict_batch([item])
+        times_ms.append(1e3 * (time.perf_counter() - begin))
+    return float(np.median(times_ms))

@@ -6,8 +6,11 @@
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from statistics import mean
+from typing import NamedTuple
 
 from weft_bench import s3_reservations
 from weft_bench.cases import S3
@@ -31,18 +34,7 @@ POOL = PoolDescription(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A simulated run."""
-
-    trace: str
-    load: float
-    queue: str
-    arrivals: tuple[TraceArrival, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Latencies of a cell: ms a token; `ttft_ms`: the median."""
 
     mean: float
@@ -50,6 +42,12 @@ class Outcome:
     p99: float
     ttft_ms: float
     tokens_per_s: float
+
+
+UNITS = {  # of the fields of an outcome, in their order
+    "mean latency a token": "ms", "p99 latency a token, longest decile": "ms", "p99 latency a token": "ms",
+    "median TTFT": "ms", "tokens": "1/s",
+}  # fmt: skip
 
 
 def figures(options: S3, run: Run) -> Iterator[Line]:
@@ -62,29 +60,31 @@ def figures(options: S3, run: Run) -> Iterator[Line]:
             if path is None:
                 run.say(f"skipped: {name}: no {file} in {options.data or '(give --data DIR)'}")
                 continue
+            run.say(f"{name}: {' and '.join(options.part)}")
             served = read(path, options.seed)
             if "queue" in options.part:
-                run.say(f"{name}: queue")
                 yield from queue_figures(options, origin, name, served, pool)
             if "reservations" in options.part:
-                run.say(f"{name}: reservations")
                 yield from s3_reservations.figures(origin, name, served, options.seed, options.quick, pool)
 
 
 def queue_figures(options: S3, origin: Origin, name: str, served: Sequence[Answered], pool: Executor) -> Iterator[Line]:
     """Compare the queues on one trace at every load."""
     requests = QUICK_REQUESTS if options.quick else options.requests
-    case = f"queue, {name}, {requests:,} requests"
+    case, chance = f"queue, {name}, {requests:,} requests", random.Random(f"{options.seed}/{name}")
     yield origin.line(case, "Kendall tau of the predictions", tau_of(served), "")
-    chance = random.Random(f"{options.seed}/{name}")
     drawn = chance.choices(served, k=requests)
     rate = pool.submit(capacity, drawn[:CAPACITY_REQUESTS]).result()
     yield origin.line(case, "capacity of fcfs", rate, "requests/s")
-    cells = list(_cells(name, drawn, options.loads, rate, chance))
-    fcfs: Outcome | None = None
-    for cell, outcome in zip(cells, pool.map(outcome_of, cells), strict=True):
-        fcfs = outcome if cell.queue == "fcfs" or fcfs is None else fcfs
-        yield from _lines(origin, cell, outcome, fcfs)
+    gaps = [chance.expovariate(1.0) for _ in drawn]
+    for load in options.loads:
+        aimed = load == TARGET_LOAD
+        arrivals = [_arrival(at / (rate * load), one) for at, one in zip(accumulate(gaps), drawn, strict=True)]
+        queues = ("fcfs", "shortest", "s3") if aimed else ("fcfs", "shortest")
+        outcomes = dict(zip(queues, pool.map(partial(outcome_of, arrivals), queues), strict=True))
+        for queue, outcome in outcomes.items():
+            target = TARGETS[name] if aimed and queue == "shortest" and requests >= TARGET_REQUESTS else None
+            yield from _lines(origin, f"{case}, load {load:g}, {queue}", outcome, outcomes["fcfs"], target)
 
 
 def capacity(drawn: Sequence[Answered]) -> float:
@@ -94,29 +94,15 @@ def capacity(drawn: Sequence[Answered]) -> float:
     return (high - low) / (ends[high] - ends[low]) * 1e3
 
 
-def _cells(
-    name: str, drawn: Sequence[Answered], loads: Sequence[float], rate: float, chance: random.Random
-) -> Iterator[Cell]:
-    """Return the cells, `fcfs` first at every load."""
-    gaps = [chance.expovariate(1.0) for _ in drawn]
-    for load in loads:
-        at_s, arrivals = 0.0, list[TraceArrival]()
-        for gap, one in zip(gaps, drawn, strict=True):
-            at_s += gap / (rate * load)
-            arrivals.append(_arrival(at_s, one))
-        for queue in ("fcfs", "shortest", "s3") if load == TARGET_LOAD else ("fcfs", "shortest"):
-            yield Cell(name, load, queue, tuple(arrivals))
-
-
 def _arrival(at_s: float, one: Answered) -> TraceArrival:
     return TraceArrival(
         at_s, one.prompt_tokens, one.output_tokens, max_tokens=MAX_TOKENS, predicted=one.predicted, stops=True
     )
 
 
-def outcome_of(cell: Cell) -> Outcome:
-    """Simulate the cell."""
-    simulated = simulate(replace(POOL, queue=cell.queue), cell.arrivals).figures
+def outcome_of(arrivals: Sequence[TraceArrival], queue: str) -> Outcome:
+    """Simulate these requests."""
+    simulated = simulate(replace(POOL, queue=queue), arrivals).figures
     assert not simulated.failures, simulated.failures
     each = [one.e2e_ms / one.tokens for one in simulated.served]
     longest = sorted(simulated.served, key=lambda one: one.tokens)[-max(1, len(each) // 10) :]
@@ -125,17 +111,12 @@ def outcome_of(cell: Cell) -> Outcome:
     return Outcome(mean(each), tail, quantile(each, 0.99), ttft_ms, simulated.tokens_per_s)
 
 
-def _lines(origin: Origin, cell: Cell, outcome: Outcome, fcfs: Outcome) -> Iterator[Line]:
-    case = f"queue, {cell.trace}, {len(cell.arrivals):,} requests, load {cell.load:g}, {cell.queue}"
-    aimed = cell.load == TARGET_LOAD and len(cell.arrivals) >= TARGET_REQUESTS and cell.queue == "shortest"
-    lower, longer = (f">= {TARGETS[cell.trace]:g}", f"<= {MAX_TAIL_RATIO:g}") if aimed else (None, None)
-    line = origin.line
-    yield line(case, "mean latency a token", outcome.mean, "ms", baseline=fcfs.mean)
-    yield line(case, "p99 latency a token, longest decile", outcome.tail, "ms", baseline=fcfs.tail)
-    yield line(case, "p99 latency a token", outcome.p99, "ms", baseline=fcfs.p99)
-    yield line(case, "median TTFT", outcome.ttft_ms, "ms", baseline=fcfs.ttft_ms)
-    yield line(case, "tokens", outcome.tokens_per_s, "1/s", baseline=fcfs.tokens_per_s)
-    if cell.queue != "fcfs":
+def _lines(origin: Origin, case: str, outcome: Outcome, fcfs: Outcome, target: float | None) -> Iterator[Line]:
+    """Yield the figures of a queue. `target`: times lower than fcfs."""
+    lower, longer = (f">= {target:g}", f"<= {MAX_TAIL_RATIO:g}") if target else (None, None)
+    for (metric, unit), value, baseline in zip(UNITS.items(), outcome, fcfs, strict=True):
+        yield origin.line(case, metric, value, unit, baseline=baseline)
+    if outcome is not fcfs:
         ratio = outcome.tail / fcfs.tail
-        yield line(case, "times lower than fcfs", fcfs.mean / outcome.mean, "x", target=lower)
-        yield line(case, "longest decile's p99 latency a token, of fcfs's", ratio, "x", target=longer)
+        yield origin.line(case, "times lower than fcfs", fcfs.mean / outcome.mean, "x", target=lower)
+        yield origin.line(case, "longest decile's p99 latency a token, of fcfs's", ratio, "x", target=longer)

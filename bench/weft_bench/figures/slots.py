@@ -59,10 +59,10 @@ def figures(options: Slots, run: Run) -> Iterator[Line]:
 def step_times(raw: Path) -> StepTimes:
     """Return m135's step times by the newest lines of `weft bench fidelity`. Raises BenchFailed without any."""
     lines = newest(read(raw)) if raw.exists() else []
-    costs = {line.metric: line.value for line in lines if line.case == f"{MODEL}, cost" and line.value}
+    costs = {line.metric: line.value for line in lines if line.case == f"{MODEL}, cost" and line.value is not None}
     steps = sorted((float(name.split()[2]), us / 1e3) for name, us in costs.items() if name.startswith("step of "))
     if not steps or "adapter in a step" not in costs:
-        raise BenchFailed(f"{raw} has no step times: run `weft bench fidelity --stacks {MODEL}` first")
+        raise BenchFailed(f"{raw} has no step times: run `weft bench fidelity` first")
     curve = tuple((tokens, max(ms for _, ms in steps[: i + 1])) for i, (tokens, _) in enumerate(steps))
     return StepTimes(0.0, 0.0, 0.0, adapter_ms=costs["adapter in a step"] / 1e3, curve=curve)
 

@@ -6,8 +6,8 @@ method.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -36,49 +36,16 @@ RATE, ACCEPTED = "rate with drafts / without", "tokens a step"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two engines of one model, which differ in drafts alone."""
+class Case:
+    """Requests for two engines. `warm`: played before, `warm_streams` at a time; then each of the rounds is."""
 
-    drafting: Subject
-    plain: Subject
-
-    def warm(self, asks: Sequence[Ask], streams: int) -> None:
-        for subject in (self.drafting, self.plain):
-            subject.play(asks, streams=streams)
-
-    def compare(self, rounds: Sequence[Sequence[Ask]], streams: int, advance: Callable[[int], None]) -> "Compared":
-        """Play each round through both, by turns first. Raises EngineRefused: the answers differ."""
-        played = list[tuple[Played, Played]]()
-        for number, asks in enumerate(rounds):
-            order = (self.drafting, self.plain) if number % 2 else (self.plain, self.drafting)
-            of_subject = {id(subject): subject.play(asks, streams=streams) for subject in order}
-            drafted, plain = of_subject[id(self.drafting)], of_subject[id(self.plain)]
-            if [life.answer for life in drafted.lives] != [life.answer for life in plain.lives]:
-                raise EngineRefused("answers with drafts are not those without them")
-            played.append((drafted, plain))
-            advance(1)
-        return Compared(played)
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """What became of the rounds: with drafts, and without."""
-
-    rounds: Sequence[tuple[Played, Played]]
-
-    @property
-    def rate(self) -> float:
-        return median(plain.wall_s / drafted.wall_s for drafted, plain in self.rounds)
-
-    def bound(self, model: StepModel) -> float:
-        """Return what the rate would be if each step took what the profile says, and nothing else any time."""
-        return median(_predicted_s(model, plain) / _predicted_s(model, drafted) for drafted, plain in self.rounds)
-
-    @property
-    def tokens_a_row(self) -> float:
-        """Tokens that a row of a step gave, prompts' steps left out of neither."""
-        rows = sum(beat.rows for drafted, _ in self.rounds for beat in drafted.beats)
-        return sum(drafted.tokens for drafted, _ in self.rounds) / rows
+    name: str
+    warm: Sequence[Ask]
+    warm_streams: int
+    rounds: Sequence[Sequence[Ask]]
+    streams: int
+    target: str | None = None
+    bound: bool = False  # whether the rate is compared with what the profile allows
 
 
 def figures(options: cases.Speculate, run: Run) -> Iterator[Line]:
@@ -95,14 +62,13 @@ def _quickstart(options: cases.Speculate, run: Run) -> Iterator[Line]:
     folder, warm = options.quickstart, options.warm
     texts = [prompt for prompt, _ in sentences(folder, warm + ANSWERS * options.rounds, 0)]
     sizes = Sizes(rows=16, context_tokens=1024, slots=len(TASKS), profile=True)
-    with ExitStack() as ending:
-        base = {path.name: path for path in (folder / "model").iterdir()}
-        pair = _pair(ending, base, sizes, {task: folder / "adapters" / task for task in TASKS})
+    base = {path.name: path for path in (folder / "model").iterdir()}
+    with engines(base, sizes, {task: folder / "adapters" / task for task in TASKS}) as subjects:
         for task, target in TASKS.items():
             asks = [Ask(task, text, 512, salt=task, sampling=Sampling()) for text in texts]
-            case = f"quickstart, {task}, 1 stream after {warm} answers"
             rounds = [asks[at : at + ANSWERS] for at in range(warm, len(asks), ANSWERS)]
-            yield from _lines(run, case, pair, asks[:warm], 8, rounds, 1, target, bound=False)
+            name = f"quickstart, {task}, 1 stream after {warm} answers"
+            yield from _lines(run, *subjects, Case(name, asks[:warm], 8, rounds, 1, target))
 
 
 def _random_model(part: str, streams: int, options: cases.Speculate, run: Run) -> Iterator[Line]:
@@ -110,37 +76,57 @@ def _random_model(part: str, streams: int, options: cases.Speculate, run: Run) -
     name, folder, again = options.model_shape, options.models or cache_dir(), part == "again"
     shape, rounds = SHAPES[name], options.rounds
     sizes = Sizes(rows=streams, context_tokens=PROMPT_TOKENS + ANSWER_TOKENS, slots=1, adapter_pages=512, profile=True)
-    with ExitStack() as ending:
-        base = files(base_model(folder, name, shape))
-        pair = _pair(ending, base, sizes, {"adapter": adapter(folder, name, shape, 0, RANK)})
+    adapters = {"adapter": adapter(folder, name, shape, 0, RANK)}
+    with engines(files(base_model(folder, name, shape)), sizes, adapters) as subjects:
         made = prompts(random.Random(0), streams * (1 if again else 1 + rounds), PROMPT_TOKENS, shape.vocab)
         asks = [
             Ask("adapter", prompt, ANSWER_TOKENS, sampling=GREEDY if again else replace(RANDOM, seed=seed))
             for seed, prompt in enumerate(made)
         ]
         played = [asks[:streams] if again else asks[at * streams : (at + 1) * streams] for at in range(1, rounds + 1)]
-        case = f"{name}, {part}, {streams} {'stream' if streams == 1 else 'streams'}"
-        target = None if again else ">= 0.99"
-        yield from _lines(run, case, pair, asks[:streams], streams, played, streams, target, bound=again)
+        case, target = (
+            f"{name}, {part}, {streams} {'stream' if streams == 1 else 'streams'}",
+            None if again else ">= 0.99",
+        )
+        yield from _lines(run, *subjects, Case(case, asks[:streams], streams, played, streams, target, again))
 
 
-def _lines(
-    run: Run, case: str, pair: Pair, warm: Sequence[Ask], warm_streams: int, rounds: Sequence[Sequence[Ask]],
-    streams: int, target: str | None, *, bound: bool,
-) -> Iterator[Line]:  # fmt: skip
-    """Play the rounds, and yield the figures of a case."""
-    origin = run.origin("tokenizers")
-    origin = replace(origin, versions=f"{origin.versions}, {pair.drafting.executor}")
-    with run.progress(case, len(rounds)) as advance:
-        pair.warm(warm, warm_streams)
-        compared = pair.compare(rounds, streams, advance)
-    yield origin.line(case, RATE, compared.rate, "x", target=target)
-    yield origin.line(case, ACCEPTED, compared.tokens_a_row, "tokens")
-    if bound:
-        profile = pair.drafting.built.profile
+@contextmanager
+def engines(base: Mapping[str, Path], sizes: Sizes, adapters: Mapping[str, Path]) -> Generator[tuple[Subject, Subject]]:
+    """Build two engines of one model: with drafts, and without."""
+    with Subject(base, replace(sizes, speculation="suffix")) as drafting, Subject(base, sizes) as plain:
+        for subject in (drafting, plain):
+            subject.adapters.paths.update(adapters)
+        yield drafting, plain
+
+
+def _lines(run: Run, drafting: Subject, plain: Subject, case: Case) -> Iterator[Line]:
+    """Play the rounds through both engines, by turns first. Raises EngineRefused: the answers differ."""
+    origin, played = run.origin("tokenizers"), list[tuple[Played, Played]]()
+    origin = replace(origin, versions=f"{origin.versions}, {drafting.executor}")
+    with run.progress(case.name, len(case.rounds)) as advance:
+        for subject in (drafting, plain):
+            subject.play(case.warm, streams=case.warm_streams)
+        for number, asks in enumerate(case.rounds):
+            order = (drafting, plain) if number % 2 else (plain, drafting)
+            of_subject = {id(subject): subject.play(asks, streams=case.streams) for subject in order}
+            with_drafts, without = of_subject[id(drafting)], of_subject[id(plain)]
+            if [life.answer for life in with_drafts.lives] != [life.answer for life in without.lives]:
+                raise EngineRefused("answers with drafts are not those without them")
+            played.append((with_drafts, without))
+            advance(1)
+    rate = median(without.wall_s / with_drafts.wall_s for with_drafts, without in played)
+    rows = sum(beat.rows for with_drafts, _ in played for beat in with_drafts.beats)  # prompts' steps are among them
+    yield origin.line(case.name, RATE, rate, "x", target=case.target)
+    yield origin.line(case.name, ACCEPTED, sum(with_drafts.tokens for with_drafts, _ in played) / rows, "tokens")
+    if case.bound:
+        profile = drafting.built.profile
         assert profile is not None, "engines are profiled"
-        share = compared.rate / compared.bound(profile.model)
-        yield origin.line(case, "share of the bound", share, "share", target=">= 0.9")
+        bound = median(
+            _predicted_s(profile.model, without) / _predicted_s(profile.model, with_drafts)
+            for with_drafts, without in played
+        )
+        yield origin.line(case.name, "share of the bound", rate / bound, "share", target=">= 0.9")
 
 
 def _predicted_s(model: StepModel, played: Played) -> float:
@@ -151,11 +137,3 @@ def _predicted_s(model: StepModel, played: Played) -> float:
         decode_ms = model.decode_ms(beat.rows, keys) + model.guesses_ms(beat.rows, guesses)
         predicted_s += beat.ended - beat.began if beat.prefills else decode_ms / 1e3
     return predicted_s
-
-
-def _pair(ending: ExitStack, base: dict[str, Path], sizes: Sizes, adapters: dict[str, Path]) -> Pair:
-    drafting = ending.enter_context(Subject(base, replace(sizes, speculation="suffix")))
-    plain = ending.enter_context(Subject(base, sizes))
-    for subject in (drafting, plain):
-        subject.adapters.paths.update(adapters)
-    return Pair(drafting, plain)

@@ -5,13 +5,13 @@ Machines are those of the paper, DGX-A100 and DGX-H100 with BLOOM-176B, by split
 output lengths independently from the Azure traces of 2023.
 """
 
-import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from math import inf
 
 from weft_bench.cases import Splitwise
@@ -33,8 +33,7 @@ from weft_sim.traces import TraceArrival, read
 from weft_stage.lines import Line, Origin
 
 TRACES = {"conversation": "azure2023_conv.csv.gz", "coding": "azure2023_code.csv.gz"}
-# Price of a GPU-hour and power of a machine (in its GPUs' thermal design power, with what is around them), as
-# splitwise-sim compares with; a capped machine has 70 % of the power at the same price.
+# Price of a GPU-hour and power of a machine, as splitwise-sim has them; capped: 70 % of the power at the same price.
 DGX_A100 = PricedKind(machine_kind(A100), 8, 2.21, 24.8)
 DGX_H100 = PricedKind(machine_kind(H100), 8, 4.76, 44.0)
 DGX_H100_CAPPED = PricedKind(machine_kind(H100_CAPPED), 8, 4.76, 30.8)
@@ -54,14 +53,6 @@ PLAN_MODEL, PLAN_GPUS, PLAN_RATE, PLAN_REQUESTS = "meta-llama/Llama-3.1-70B", 4,
 PLAN_OBJECTIVES = (Objective.of("ttft", 0.9, 1.0), Objective.of("tbt", 0.99, 0.1))
 
 
-@cache
-def step_s(prompt_tokens: int, decode_rows: int) -> float:
-    """Return the seconds of a step alone on a DGX-A100."""
-    prompts = 1 if prompt_tokens else 0
-    shape = StepShape(prompts=prompts, prompt_tokens=prompt_tokens, decode_rows=decode_rows)
-    return DGX_A100.kind.model.seconds(shape)
-
-
 def slowdown(measure: str, request: PlannedRequest) -> float:
     """Return a time of a request over that on a DGX-A100 alone, where each token takes the first token's time."""
     prompt_s, token_s = step_s(request.prompt_tokens, 0), step_s(0, request.prompt_tokens)
@@ -72,20 +63,23 @@ def slowdown(measure: str, request: PlannedRequest) -> float:
     return request.e2e_s / (prompt_s + token_s * (request.output_tokens - 1))
 
 
+@cache
+def step_s(prompt_tokens: int, decode_rows: int) -> float:
+    """Return the seconds of a step alone on a DGX-A100."""
+    return DGX_A100.kind.model.seconds(StepShape(min(1, prompt_tokens), prompt_tokens, decode_rows=decode_rows))
+
+
 def figures(options: Splitwise, run: Run) -> Iterator[Line]:
     """Run each part whose traces are there."""
-    origin, traces = run.origin(), dict[str, Sequence[TraceArrival]]()
-    for trace, file in TRACES.items():
-        if (path := find(file, options.data)) is None:
-            run.say(f"skipped: no {file} in {options.data or '(give --data DIR)'}")
-        else:
-            traces[trace] = list(read(path))
-    if "batching" in options.part and "conversation" in traces:
-        yield from batching(options, origin, traces["conversation"])
+    origin, data = run.origin(), options.data
+    traces = {name: list(read(path)) for name, file in TRACES.items() if (path := find(file, data))}
+    if absent := [file for name, file in TRACES.items() if name not in traces]:
+        run.say(f"skipped: no {', '.join(absent)} in {data or '(give --data DIR)'}")
     if "throughput" in options.part:
         yield from throughput(options, origin, traces)
-    if "plan" in options.part and "conversation" in traces:
-        yield from planned(options, origin, traces["conversation"])
+    for part, measure in (("batching", batching), ("plan", planned)):
+        if part in options.part and "conversation" in traces:
+            yield from measure(options, origin, traces["conversation"])
 
 
 def drawn(trace: Sequence[TraceArrival], rate: float, seconds: float, seed: int) -> tuple[TraceArrival, ...]:
@@ -101,12 +95,10 @@ def drawn(trace: Sequence[TraceArrival], rate: float, seconds: float, seed: int)
 
 def batching(options: Splitwise, origin: Origin, trace: Sequence[TraceArrival]) -> Iterator[Line]:
     """Compare the batching mechanisms, and phases apart, on four DGX-H100."""
-    together = Design(Combination(DGX_H100), MACHINES)
-    apart = Design(Combination(DGX_H100, DGX_H100), MACHINES // 2, MACHINES // 2)
-    mechanisms = {
-        name: (replace(WHOLE, stepping=Stepping(name)), together)
-        for name in ("request", "continuous", "mixed", "chunked")
-    } | {"split": (replace(WHOLE, scheduling="mixed_pool"), apart)}
+    together, apart = Design(Combination(DGX_H100), MACHINES), Combination(DGX_H100, DGX_H100)
+    names = ("request", "continuous", "mixed", "chunked")
+    mechanisms = {name: (replace(WHOLE, stepping=Stepping(name)), together) for name in names}
+    mechanisms["split"] = replace(WHOLE, scheduling="mixed_pool"), Design(apart, MACHINES // 2, MACHINES // 2)
     for rate in BATCHING_RATES:
         for name, (rules, design) in mechanisms.items():
             cluster = Cluster(design.machines(), BLOOM_176B, rules)
@@ -115,36 +107,27 @@ def batching(options: Splitwise, origin: Origin, trace: Sequence[TraceArrival]) 
             tokens = sum(request.output_tokens for request in requests)
             yield origin.line(case, "tokens", tokens / cluster.clock.now, "1/s")
             for level in (0.5, 0.99):
-                ttft_s = quantile([request.ttft_s for request in requests], level)
-                e2e_s = quantile([request.e2e_s for request in requests], level)
-                tbt_s = GAP_S * counted_quantile(cluster.gaps, level)
-                yield origin.line(case, f"TTFT p{100 * level:g}", 1e3 * ttft_s, "ms")
-                yield origin.line(case, f"TBT p{100 * level:g}", 1e3 * tbt_s, "ms")
-                yield origin.line(case, f"E2E p{100 * level:g}", e2e_s, "s")
+                percent, tbt_ms = f"p{100 * level:g}", 1e3 * GAP_S * counted_quantile(cluster.gaps, level)
+                ttft_ms = 1e3 * quantile([request.ttft_s for request in requests], level)
+                yield origin.line(case, f"TTFT {percent}", ttft_ms, "ms")
+                yield origin.line(case, f"TBT {percent}", tbt_ms, "ms")
+                yield origin.line(case, f"E2E {percent}", quantile([one.e2e_s for one in requests], level), "s")
 
 
 def throughput(options: Splitwise, origin: Origin, traces: Mapping[str, Sequence[TraceArrival]]) -> Iterator[Line]:
     """Find the cheapest cluster of each system that serves `RATE` requests a second within the objectives."""
-    cells = [(trace, system) for trace in traces for system in SYSTEMS]
+    cells = list(product(traces, SYSTEMS))
     with ProcessPoolExecutor(options.jobs) as pool:
         jobs = [drawn(traces[trace], RATE, options.seconds, options.seed) for trace, _ in cells]
         results = pool.map(cheapest, jobs, [system for _, system in cells])
-        baselines = dict[str, Sequence[float]]()  # cost and power of Baseline-H100, by trace
         for (trace, system), result in zip(cells, results, strict=True):
             case = f"iso-throughput, least cost, {trace}, {system}"
-            if result.best is None:
-                yield origin.line(case, "machines", None, "")
-                continue
-            design = result.best.design
-            cost, power = totals = [design.total(MEASURES[measure]) for measure in ("cost", "power")]
-            if system == "Baseline-H100":
-                baselines[trace] = totals
-            h100_cost, h100_power = baselines.get(trace, (None, None))
+            design = result.best.design if result.best else None
             published = SYSTEMS[system][1] if trace == "coding" else None
-            yield origin.line(case, "machines", design.runners, "", baseline=published)
-            yield origin.line(case, "prompt machines (or both)", design.prompts, "")
-            yield origin.line(case, "cost", cost, "$/GPU-hour x machines", baseline=h100_cost)
-            yield origin.line(case, "power", power, "splitwise-sim's units", baseline=h100_power)
+            yield origin.line(case, "machines", design.runners if design else None, "", baseline=published)
+            if design:
+                yield origin.line(case, "prompt machines (or both)", design.prompts, "")
+                yield origin.line(case, "cost", design.total(MEASURES["cost"]), "$/GPU-hour x machines")
 
 
 def cheapest(arrivals: tuple[TraceArrival, ...], system: str) -> Found:
@@ -154,33 +137,24 @@ def cheapest(arrivals: tuple[TraceArrival, ...], system: str) -> Found:
         for name, bounds in SLOWDOWNS.items()
         for level, bound in zip((0.5, 0.9, 0.99), bounds, strict=True)
     )
-    return Frontier(
-        PlanningProblem(BLOOM_176B, arrivals, objectives, SPLIT, BASELINE, "cost"), SYSTEMS[system][0], inf
-    ).run()
+    problem = PlanningProblem(BLOOM_176B, arrivals, objectives, SPLIT, BASELINE, "cost")
+    return Frontier(problem, SYSTEMS[system][0], inf).run()
 
 
 def planned(options: Splitwise, origin: Origin, trace: Sequence[TraceArrival]) -> Iterator[Line]:
     """Time `weft plan capacity` for a load that takes some 40 runners of four GPUs, two simulations at a time."""
-    case, machines = (
-        f"plan, conversation at {PLAN_RATE} requests/s",
-        hardware(None, (), PLAN_MODEL, (PLAN_GPUS,), Limits()),
-    )
-    workload = Workload(tuple(trace), PLAN_RATE)
+    case, workload = f"plan, conversation at {PLAN_RATE} requests/s", Workload(tuple(trace), PLAN_RATE)
+    machines = hardware(None, (), PLAN_MODEL, (PLAN_GPUS,), Limits())
     first, second = (
-        PlanningProblem(machines.model, arrivals, PLAN_OBJECTIVES, Rules("mixed_pool"), Rules("shortest_queue"))
-        for arrivals in (
-            workload.arrivals(PLAN_REQUESTS, options.seed),
-            workload.arrivals(2 * PLAN_REQUESTS, options.seed + 1),
-        )
-    )
-    begin, cpu_s = time.perf_counter(), sum(os.times()[:4])
+        PlanningProblem(machines.model, workload.arrivals(times * PLAN_REQUESTS, options.seed + times - 1),
+                        PLAN_OBJECTIVES, Rules("mixed_pool"), Rules("shortest_queue"))
+        for times in (1, 2)
+    )  # fmt: skip
+    begin = time.perf_counter()
     result = plan(first, second, families(machines.kinds, split=True, unified=True), 2, lambda _: None)
     yield origin.line(case, "took", time.perf_counter() - begin, "s", target="<= 60")
-    yield origin.line(case, "CPU", sum(os.times()[:4]) - cpu_s, "s")
-    confirmed = result.confirmed
-    yield origin.line(
-        case, "confirmed by other requests", float(confirmed is not None and confirmed.met), "", target=">= 1"
-    )
-    if confirmed is not None:
+    met = float(result.confirmed is not None and result.confirmed.met)
+    yield origin.line(case, "confirmed by other requests", met, "", target=">= 1")
+    if confirmed := result.confirmed:
         yield origin.line(case, "runners", confirmed.design.runners, "")
         yield origin.line(case, "cost", first.size(confirmed.design), "$/hour")

@@ -5,11 +5,10 @@ import random
 import pytest
 
 from weft.domain.machine import Kind
-from weft_bench.fidelity_costs import Model, calibrated
 from weft_bench.fidelity_engine import EngineCosts, StepSample, fit, least_errors
-from weft_bench.fidelity_live import LiveRun
+from weft_bench.figures.fidelity import LiveRun, Model, calibrated, scaled
 from weft_sim.executor_model import StepTimes
-from weft_sim.hosts import Costs
+from weft_sim.hosts import MEASURED
 from weft_sim.simulate import PoolDescription
 from weft_sim.traces import TraceArrival
 from weft_stage import sse
@@ -39,7 +38,7 @@ def test_steps_are_fitted_by_a_curve_of_tokens_keys_and_adapters() -> None:
     assert found.row_s == pytest.approx(0.001, rel=0.02)
 
 
-def live_of(model: Model, arrivals: list[TraceArrival], *, alone: bool = False) -> LiveRun:
+def live_of(model: Model, arrivals: list[TraceArrival]) -> LiveRun:
     """A live run as it would be if the model were the machine."""
     simulated = model.replay(arrivals)
     answers = tuple(
@@ -48,29 +47,24 @@ def live_of(model: Model, arrivals: list[TraceArrival], *, alone: bool = False) 
         )
         for one, told in zip(arrivals, simulated.served, strict=True)
     )
-    used = {**dict.fromkeys(("client", "runner", "depot", "controller"), 1e-4), **simulated.counted.cpu}
-    used["engine"] = used["runner"]
-    steps = float(sum(one.output_tokens for one in arrivals))
-    wall_s = max(answer.end for answer in answers)
-    after = dict.fromkeys(used, 0.0) if alone else None
-    return LiveRun(answers, tuple(one.adapter for one in arrivals), used, steps, wall_s, after)
+    cpu_s = {"client": 1e-4, **{kind.value: used_s for kind, used_s in simulated.cpu_s.items()}}
+    return LiveRun(answers, tuple(one.adapter for one in arrivals), cpu_s, max(answer.end for answer in answers))
 
 
 @pytest.mark.slow
 def test_costs_that_explain_the_runs_give_their_times_again() -> None:
-    engine = EngineCosts(StepTimes(4.0, 0.5, 0.05), 0.0002, 0.0, 0.0, threads=2, executor="")
-    told = Costs(
-        events={(Kind.GATEWAY, "RequestArrived"): 0.004, (Kind.SCHEDULER, "Submit"): 0.003},
-        wake={Kind.PREDICTOR: 0.002},
-        commit=0.001,
-    )
+    engine = EngineCosts(StepTimes(4.0, 0.5, 0.05), 0.0002, 0.0, threads=2, executor="")
+    told = scaled(scaled(MEASURED, Kind.GATEWAY, 2.0), Kind.SUPERVISOR, 0.5)
     machine = Model(PoolDescription(cores=2, one_host=True, threads=2, adapters=2), engine, told, 0.001)
-    single = live_of(machine, [TraceArrival(0.4 * i, 20, 1, i % 2) for i in range(6)], alone=True)
-    answers = live_of(machine, [TraceArrival(1.0 * i, 20, 20, i % 2) for i in range(4)])
-    busy = [live_of(machine, [TraceArrival(gap * i, 20, 20, i % 2) for i in range(30)]) for gap in (0.05, 0.03)]
-    found = calibrated(Model(machine.pool, engine), single, answers, busy)
-    for run in (single, answers, *busy):
+    runs = [
+        live_of(machine, [TraceArrival(gap * i, 20, 20, i % 2) for i in range(count)])
+        for count, gap in ((6, 0.5), (30, 0.05), (30, 0.03))
+    ]
+    found = calibrated(Model(machine.pool, engine), runs)
+    for run in runs:
         again = found.replay(run.trace()).served
         for one, seen in zip(again, run.answers, strict=True):
             assert one.e2e_ms == pytest.approx((seen.end - seen.start) * 1e3, rel=0.15)
-    assert found.costs.events[Kind.GATEWAY, "OutcomeAck"] == 0.0  # nothing was used after the answers
+    arrived = Kind.GATEWAY, "RequestArrived"
+    assert found.costs.events[arrived] == pytest.approx(told.events[arrived], rel=0.2)
+    assert found.costs.commit == pytest.approx(told.commit, rel=0.2)

@@ -4,7 +4,7 @@ import pytest
 
 from weft.domain.prediction import Prediction
 from weft_bench.s3_lengths import Answered
-from weft_bench.s3_reservations import Cell, at_equal_overruns, cells_of, outcome_of
+from weft_bench.s3_reservations import Cell, cells_of, outcome_of
 
 DRAWN = [Answered(16, 20 + 10 * (i % 9), Prediction("", 60, 80, "", 20, 120)) for i in range(60)]
 
@@ -18,10 +18,3 @@ def test_a_cell_shows_what_its_policy_costs() -> None:
     assert found["calibrated"].overran > 0.0, "two of nine answers are longer than the p90 that they have"
     assert found["paged"].preempted > found["pooled"].preempted
     assert found["paged"].recomputed > found["max"].recomputed == pytest.approx(0.0, abs=0.02)
-
-
-def test_throughput_at_equal_overruns_lies_between_the_constants_that_were_simulated() -> None:
-    constants = {0.2: 600.0, 0.1: 500.0, 0.0: 300.0}
-    assert at_equal_overruns(constants, 0.15) == pytest.approx(550.0)
-    assert at_equal_overruns(constants, 0.05) == pytest.approx(400.0)
-    assert at_equal_overruns(constants, 0.5) == 600.0

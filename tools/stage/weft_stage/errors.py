@@ -9,7 +9,6 @@ BenchFailed
 |- EngineRefused  the engine could not be built, or gave a request up (playing.py)
 |- WrongAdapter   a row ran with another adapter than it asked for: no figure of that run counts
 |- RequestFailed  a request through the stack was refused, or its stream broke off (load.py, sse.py)
-|- BadData        a data set lacks a column, or names what is not known (data.py)
 |- NoGroup        no memory control group can be made (memory_group.py)
 |- NotCheckout    a folder has no checkout of Weft (turns.py)
 `- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)
@@ -25,10 +24,6 @@ class BadOption(BenchFailed):
 
     def __init__(self, option: str, expected: str, given: str, remedy: str = "") -> None:
         super().__init__(f"{option}: expected {expected}, got {given!r}{'; ' if remedy else ''}{remedy}")
-
-
-class BadData(BenchFailed):
-    """A data set that cannot be used; the message names the column or the value, and what is known."""
 
 
 class StackFailed(BenchFailed):
