@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -28,19 +29,14 @@ from weft.artifacts.digest import FileEntry, build_manifest, digest_of, hex_of
 from weft.domain import machine, prediction, request, routes, runner
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
-from weft.domain.machine import Connected, Kind, Peer, Received
+from weft.domain.machine import Connected, Kind, Peer, Received, Send
 from weft.wire.codec import cluster, scheduling, session
 from weft.wire.serving import SERVER_OPTIONS
 from weft.wire.streams import SendQueue, serve_stream
-from weft.wire.v1 import (
-    common_pb2,
-    predictor_pb2,
-    predictor_pb2_grpc,
-    runner_pb2,
-    runner_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-)
+from weft.wire.v1 import common_pb2, predictor_pb2, runner_pb2, scheduler_pb2
+from weft.wire.v1.predictor_pb2_grpc import PredictorServicer, add_PredictorServicer_to_server
+from weft.wire.v1.runner_pb2_grpc import RunnerServicer, add_RunnerServicer_to_server
+from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 
 PROMPT_TOKENS, DECODE_PROMPT_TOKENS, DECODE_TOKENS = 128, 64, 32  # a decode's prompts are not timed
 RUNNERS, BUSY, BATCH, ADAPTERS = 20, 16, 64, 100  # of the cores: requests of a runner; requests that begin at a time
@@ -107,16 +103,8 @@ class Engine:
         """Run a request a row and time its prefill (`tokens` 1) or the steps with all rows in decode; their number."""
         self._first.clear()
         self._ended.clear()
-        starts, length = list[request.Start](), PROMPT_TOKENS if tokens == 1 else DECODE_PROMPT_TOKENS
-        for adapter in adapters:
-            self._posted += 1
-            prompt = tuple(rng.randrange(5, self._vocab) for _ in range(length))  # 0 to 4 are special
-            starts.append(
-                request.Start(
-                    str(self._posted), Epoch(1, self._posted), prompt, (), max_tokens=tokens, reservation_tokens=tokens,
-                    adapter=adapter, sampling=request.Sampling(ignore_eos=True),
-                )
-            )  # fmt: skip
+        length = PROMPT_TOKENS if tokens == 1 else DECODE_PROMPT_TOKENS
+        starts = [self._start(adapter, rng, length, tokens) for adapter in adapters]
         with clock if tokens == 1 else Clock():
             for start in starts:
                 self._engine.post(Received(self._peer, start))
@@ -131,6 +119,14 @@ class Engine:
         if not steps:
             raise RuntimeError(f"expected steps with all {len(starts)} rows, got none")
         return steps
+
+    def _start(self, adapter: str, rng: random.Random, length: int, tokens: int) -> request.Start:
+        self._posted += 1
+        prompt = tuple(rng.randrange(5, self._vocab) for _ in range(length))  # 0 to 4 are special
+        return request.Start(
+            str(self._posted), Epoch(1, self._posted), prompt, (), max_tokens=tokens, reservation_tokens=tokens,
+            adapter=adapter, sampling=request.Sampling(ignore_eos=True),
+        )  # fmt: skip
 
     def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
@@ -214,10 +210,9 @@ class Cores:
         """Let each runner tell of a token of each of its answers; the last step has none, and ends them."""
         for position in range(ANSWER_TOKENS + 1):
             finish, tokens = (request.FinishReason.EOS, ()) if position == ANSWER_TOKENS else (None, (7,))
-            rows: dict[Peer, list[request.SequenceTokens]] = {}
+            rows = defaultdict[Peer, list[request.SequenceTokens]](list)
             for peer, start in starts:
-                row = request.SequenceTokens(start.request_id, start.epoch, position, tokens, finish)
-                rows.setdefault(peer, []).append(row)
+                rows[peer].append(request.SequenceTokens(start.request_id, start.epoch, position, tokens, finish))
             steps = [(peer, _bytes(session.RUNNER_TO_GATEWAY, request.Step(1, own))) for peer, own in rows.items()]
             with self._clocks["path"]:
                 for peer, raw in steps:
@@ -226,19 +221,18 @@ class Cores:
 
     def _report(self, begun: Iterable[tuple[Peer, request.Start]], ended: Iterable[tuple[Peer, request.Start]]) -> None:
         """Let each runner report what began and ended there; the first report of all is full."""
-        fresh: dict[str, list[runner.SequenceState]] = {}
-        over: dict[str, list[str]] = {}
+        fresh, over = defaultdict[str, list[Any]](list), defaultdict[str, list[str]](list)
         for peer, start in begun:
             state = (start.request_id, start.epoch, "g", start.adapter, 1, start.reservation_tokens, 1)
-            fresh.setdefault(peer.name.partition("/")[0], []).append(runner.SequenceState(*state))
+            fresh[peer.name.partition("/")[0]].append(runner.SequenceState(*state))
         for peer, start in ended:
-            over.setdefault(peer.name.partition("/")[0], []).append(start.request_id)
+            over[peer.name.partition("/")[0]].append(start.request_id)
         sent = list[bytes]()
         for name, version in self._versions.items():
-            full, states = not version, fresh.get(name.uuid, [])
+            full, states = not version, fresh[name.uuid]
             self._versions[name] += 1
             adapters = [AdapterState(digest, Tier.DEVICE) for digest in sorted({state.adapter for state in states})]
-            figures, gone = runner.RunnerFigures(2048, desired_version=1), tuple(over.get(name.uuid, ()))
+            figures, gone = runner.RunnerFigures(2048, desired_version=1), tuple(over[name.uuid])
             report = runner.RunnerReport(version + 1, full, figures, states, gone, adapters=adapters)
             spec = runner.RunnerSpec(name, "a:1", POOL, 16, 4096, 64, 64, 64, 4096) if full else None
             reported = runner.ReportedRunner(name, report, spec)
@@ -254,7 +248,7 @@ class Cores:
         for effect in self._gateway.handle(event, self._now):
             if isinstance(effect, self._parts.OpenSession):
                 self._feed(Connected(effect.peer))
-            elif not isinstance(effect, machine.Send):
+            elif not isinstance(effect, Send):
                 continue
             elif isinstance(effect.message, request.Start):
                 _bytes(session.GATEWAY_TO_RUNNER, effect.message)
@@ -271,7 +265,7 @@ class Cores:
             stored = Received(self._as_supervisor, request.OutcomeAck((message.request_id,)))
             effects += self._scheduler.handle(stored, self._now)
         for effect in effects:
-            if isinstance(effect, machine.Send) and effect.peer == self._as_gateway:
+            if isinstance(effect, Send) and effect.peer == self._as_gateway:
                 raw = _bytes(scheduling.SCHEDULER_TO_GATEWAY, effect.message)
                 answer = scheduling.SCHEDULER_TO_GATEWAY.decode(scheduler_pb2.SchedulerToGateway.FromString(raw))
                 self._feed(Received(self._parts.SCHEDULER, answer))
@@ -285,7 +279,7 @@ def _bytes_of(_token: int) -> bytes:
     return b"a"
 
 
-class Peers(scheduler_pb2_grpc.SchedulerServicer, runner_pb2_grpc.RunnerServicer, predictor_pb2_grpc.PredictorServicer):
+class Peers(SchedulerServicer, RunnerServicer, PredictorServicer):
     """The peers of a gateway, played: each request is placed at once and answered, a token a step."""
 
     address = ""
@@ -305,13 +299,10 @@ class Peers(scheduler_pb2_grpc.SchedulerServicer, runner_pb2_grpc.RunnerServicer
         def take(message: Any) -> None:
             if message.HasField("submit"):
                 self._count += 1
-                placed: dict[str, Any] = {
-                    "request_id": message.submit.request_id,
-                    "runner": self._runner,
-                    "address": self.address,
-                }
-                epoch = common_pb2.Epoch(term=1, counter=self._count)
-                assign = scheduler_pb2.Assign(epoch=epoch, reservation_tokens=8, **placed)
+                assign = scheduler_pb2.Assign(
+                    request_id=message.submit.request_id, runner=self._runner, address=self.address,
+                    epoch=common_pb2.Epoch(term=1, counter=self._count), reservation_tokens=8,
+                )  # fmt: skip
                 out.put(scheduler_pb2.SchedulerToGateway(assign=assign))
             elif message.HasField("outcome_report"):
                 ack = scheduler_pb2.OutcomeAck(request_ids=[message.outcome_report.request_id])
@@ -366,9 +357,9 @@ class Gateway:
 
     async def _serve(self, peers: Peers) -> str:
         self._server: Any = import_module("grpc.aio").server(options=SERVER_OPTIONS)
-        scheduler_pb2_grpc.add_SchedulerServicer_to_server(peers, self._server)
-        runner_pb2_grpc.add_RunnerServicer_to_server(peers, self._server)
-        predictor_pb2_grpc.add_PredictorServicer_to_server(peers, self._server)
+        add_SchedulerServicer_to_server(peers, self._server)
+        add_RunnerServicer_to_server(peers, self._server)
+        add_PredictorServicer_to_server(peers, self._server)
         peers.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return peers.address
