@@ -21,12 +21,13 @@ from weft.domain import request, runner
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
-from weft.domain.routes import AdapterSpec, Keys, PoolRoute, PoolSpec, RegistryChange, Routes
+from weft.domain.routes import AdapterSpec, PoolRoute, PoolSpec, RegistryChange, Routes
 from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SCHEDULER_TO_SUPERVISOR, SUPERVISOR_TO_SCHEDULER
 from weft.wire.codec.scheduling import SCHEDULER_TO_GATEWAY, outcome_bytes
 from weft.wire.serving import SERVER_OPTIONS
 from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
+from weft_bench.peers.turns_worker import GATEWAY, REGISTRY, SUPERVISOR, Clock, connect
 from weft_gateway.core import Gateway, GatewayConfig, Principal, RouteIndex
 from weft_gateway.openai.models import _model  # pyright: ignore[reportPrivateUsage]
 from weft_runner.core import Fetch, Fetched, PoolLimits, Runner
@@ -49,8 +50,7 @@ DECIDED = {  # what the case names: the pool, its tenants
     ", 10,000 tenants": (BASE_POOL, 10_000),
     ", shortest, pooled, 10,000 tenants": (replace(BASE_POOL, queue="shortest", reservation="pooled"), 10_000),
 }
-GATEWAY, SUPERVISOR = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s")
-REGISTRY, SCHEDULER = Peer(Kind.REGISTRY, "r"), Peer(Kind.SCHEDULER, "s")
+SCHEDULER = Peer(Kind.SCHEDULER, "s")
 Advance = Callable[[int], None]
 
 
@@ -75,21 +75,12 @@ class Amounts:
 QUICK = Amounts(4, 3, 50, 1_000, 40, 400, 1_000)
 
 
-class CpuClock:
-    """CPU seconds of this thread inside each `with` block."""
+def cpu_clock() -> Clock:
+    return Clock(time.thread_time)
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
 
-    def __enter__(self) -> None:
-        self._since = time.thread_time()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds.append(time.thread_time() - self._since)
-
-    @property
-    def median_ms(self) -> float:
-        return 1e3 * median(self.seconds)
+def median_ms(clock: Clock) -> float:
+    return 1e3 * median(clock.seconds)
 
 
 def digest(number: int) -> str:
@@ -116,12 +107,7 @@ def cluster_report(
 def scheduler_of(adapters: Iterable[AdapterSpec], pool: PoolSpec = BASE_POOL) -> Scheduler:
     """Return a scheduler whose registry has one pool with these adapters, and whose peers are all connected."""
     core = Scheduler(SchedulerConfig(), 1)
-    for event in (
-        Connected(REGISTRY), Received(REGISTRY, RegistryChange(True, (pool,), tuple(adapters))),
-        Connected(GATEWAY), Received(GATEWAY, request.ResubmitComplete()),
-        Connected(SUPERVISOR), Received(SUPERVISOR, Keys(())),
-    ):  # fmt: skip
-        core.handle(event, 0.0)
+    connect(core, RegistryChange(True, (pool,), tuple(adapters)))
     return core
 
 
@@ -193,7 +179,7 @@ def reports(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line
     supervisor.handle(Connected(SCHEDULER), 0.0)
     for each in played:
         supervisor.handle(Connected(each.peer, each.spec), 0.0)
-    clocks, received = (CpuClock(), CpuClock()), [0, 0]
+    clocks, received = (cpu_clock(), cpu_clock()), [0, 0]
     for turn in range(amounts.rounds + 1):
         sent = [(0.05 * (turn + i / amounts.runners), each.peer, each.report()) for i, each in enumerate(played)]
         merged: list[tuple[float, bytes]] = []
@@ -269,7 +255,7 @@ def engine(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]
         total_pages=20_000, page_tokens=16, max_sequences=BUSY, max_adapters=BUSY, max_context_tokens=4096,
         vocab_size=32_000, host_bytes=1 << 40,
     )  # fmt: skip
-    core, now, fetched, clock = Runner(limits), 0.0, 0, CpuClock()
+    core, now, fetched, clock = Runner(limits), 0.0, 0, cpu_clock()
     copies = range(amounts.host_copies)
     desired = tuple(DesiredAdapter(digest(i), 16, 10**7, pinned=False, tier=Tier.HOST) for i in copies)
     core.handle(Connected(GATEWAY, request.SessionHello("g", "i")), now)
@@ -295,7 +281,7 @@ def engine(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]
         assert any(reported), "nothing was reported"
     advance(1)
     case = f"engine thread, {amounts.host_copies:,} host copies"
-    yield origin.line(case, "a report", clock.median_ms, "ms", target="<= 0.2")
+    yield origin.line(case, "a report", median_ms(clock), "ms", target="<= 0.2")
 
 
 # ------------------------------------------------------------------------------------------------ adapters and routes
@@ -311,7 +297,7 @@ def adapter(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line
         scheduler.handle(TICK, now)
         now += 1.0
     index.take(scheduler.state.routes.full())
-    clocks, sizes = (CpuClock(), CpuClock()), [0, 0]
+    clocks, sizes = (cpu_clock(), cpu_clock()), [0, 0]
     for i in range(amounts.adapters, amounts.adapters + amounts.rounds):
         with clocks[0]:
             effects = scheduler.handle(Received(REGISTRY, RegistryChange(False, (), (adapter_of(i),))), now)
@@ -330,8 +316,8 @@ def adapter(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line
         f"one adapter more at {amounts.adapters:,}",
         (n / amounts.rounds for n in sizes),
     )
-    yield origin.line(case, "scheduler, codec and handler", clocks[0].median_ms, "ms", target="<= 5")
-    yield origin.line(case, "stall of a gateway's loop", clocks[1].median_ms, "ms", target="<= 2")
+    yield origin.line(case, "scheduler, codec and handler", median_ms(clocks[0]), "ms", target="<= 5")
+    yield origin.line(case, "stall of a gateway's loop", median_ms(clocks[1]), "ms", target="<= 2")
     yield origin.line(case, "bytes to a gateway", gateway_bytes, "B")
     yield origin.line(case, "bytes to a runner that does not use it", runner_bytes, "B", target="<= 0")
 
@@ -347,7 +333,7 @@ def table(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]:
 
     In all, and for the message that keeps a gateway's loop longest, with the collector of garbage at work.
     """
-    gateway, clock = Gateway(GatewayConfig(), "g", outcome_bytes), CpuClock()
+    gateway, clock = Gateway(GatewayConfig(), "g", outcome_bytes), cpu_clock()
     gateway.handle(Connected(SCHEDULER), 0.0)
     gc.freeze()
     costs: list[tuple[float, float]] = []
@@ -370,7 +356,7 @@ def table(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]:
 
 def models(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]:
     """Measure what a gateway's loop does for `GET /v1/models` of one tenant among many."""
-    index, clock, tenants = RouteIndex(), CpuClock(), max(amounts.adapters // 1_000, 1)
+    index, clock, tenants = RouteIndex(), cpu_clock(), max(amounts.adapters // 1_000, 1)
     index.take(full_table(amounts.adapters))
     for _ in range(amounts.rounds):
         with clock:
@@ -379,7 +365,7 @@ def models(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]
         assert len(listed) >= amounts.adapters // tenants
     advance(1)
     case = f"GET /v1/models, {amounts.adapters // tenants:,} of {amounts.adapters:,} adapters"
-    yield origin.line(case, "CPU", clock.median_ms, "ms", target="<= 10")
+    yield origin.line(case, "CPU", median_ms(clock), "ms", target="<= 10")
 
 
 # ------------------------------------------------------------------------------------------------ decisions
@@ -401,7 +387,7 @@ def decisions(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Li
 
 def _decision_s(amounts: Amounts, pool: PoolSpec, tenants: int, advance: Advance) -> dict[str, list[float]]:
     """Return the CPU seconds of each event, of all kinds under "", and of each kind."""
-    fleet, clocks = Fleet(amounts, pool, tenants), defaultdict[str, CpuClock](CpuClock)
+    fleet, clocks = Fleet(amounts, pool, tenants), defaultdict[str, Clock](cpu_clock)
     for _ in range(amounts.requests):
         fleet.follow(fleet.handle(GATEWAY, fleet.submission()))
         advance(1)

@@ -21,7 +21,7 @@ from typing import Any
 from weft_bench.cases import Turns
 from weft_bench.cpu_shapes import RANK, SHAPES, adapter_of_row
 from weft_bench.drive.engine import PAGE_TOKENS, adapter_pages
-from weft_bench.peers.worker import Worker
+from weft_bench.peers.worker import Worker, command
 from weft_bench.roofline import lora_bytes
 from weft_bench.run import Run
 from weft_operator.local.processes import CHILD
@@ -30,7 +30,6 @@ from weft_stage.errors import NotCheckout
 
 CONTROL_CASES = {"reports": "cores", "decisions": "cores", "path": "cores", "request": "gateway", "refused": "gateway"}
 PACKAGES = ("weft/__init__.py", "*/weft_*/__init__.py", "*/*/weft_*/__init__.py")
-SCRIPT = Path(__file__).with_name("turns_worker.py")
 LEVEL_VARIABLE = "WEFT_CPU_LEVEL"  # as the kernels of every checkout read it
 UNIT_S = 0.2  # of CPU, at least, of a measurement
 MAX_REPEATS = 200  # of a case in a measurement
@@ -125,7 +124,7 @@ def figures(options: Turns, run: Run) -> None:
     folders = {OLD: checkout(options.old), NEW: checkout(options.new)}
     cases, results = cases_of(options), list[Result]()
     work = {
-        "engines": engines_of(cases, options), "kinds": sorted({case.work["kind"] for case in cases}),
+        "engines": engines_of(cases, options), "parts": sorted({case.work["on"] for case in cases}),
         "model": str(folders[NEW] / "examples/quickstart/model"),  # whose tokenizer both gateways have
     }  # fmt: skip
     with (
@@ -188,9 +187,9 @@ def checkout(path: Path) -> Path:
 
 def commit(folder: Path) -> str:
     """Return the commit of a checkout, marked where files differ from it; "" where git does not know."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 
@@ -205,8 +204,8 @@ def worker(side: str, folder: Path, work: Mapping[str, Any], level: str, scratch
     (home := scratch / side).mkdir()
     told = {**work, "checkout": str(folder), "child": str(CHILD), "scratch": str(home)}
     ends = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid())]
-    # -P: beside the script lie modules with names of the standard library's
-    return Worker(f"the {side} worker", [*ends, sys.executable, "-P", str(SCRIPT)], told, home / "log", environment)
+    words = [*ends, *command(sys.executable, "turns_worker")]
+    return Worker(f"the {side} worker", words, told, home / "log", environment)
 
 
 def rounds(

@@ -1,8 +1,7 @@
-"""One side of `weft bench turns`: run by path, with the PYTHONPATH of the checkout that it measures.
+"""One side of `weft bench turns`, served by `serve.py` with the PYTHONPATH of the checkout that it measures.
 
-It imports the product alone, and little of it: an older checkout need not know `turns`. The first line of standard
-input says what to load. Each further line asks for a case, and is answered in a line with the seconds of the case's
-timed parts (`wall_s`, `cpu_s`) and the units of work in them (`units`).
+It imports the product alone, and little of it: an older checkout need not know `turns`. Each case is answered with the
+seconds of its timed parts (`wall_s`, `cpu_s`) and the units of work in them (`units`).
 """
 
 import asyncio
@@ -43,6 +42,7 @@ RUNNERS, BUSY, BATCH, ADAPTERS = 20, 16, 64, 100  # of the cores: requests of a 
 REQUESTS, STREAMS, REFUSALS, ANSWER_TOKENS = 128, 8, 400, 4
 POOL, KEY, MODEL = "team/base", "sk-weft-turns", "tiny"
 START_S = 120.0
+REGISTRY, GATEWAY, SUPERVISOR = Peer(Kind.REGISTRY, "r"), Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s")
 Starts = list[tuple[Peer, request.Start]]
 
 
@@ -50,15 +50,23 @@ class Clock:
     """Wall and CPU seconds inside the `with` blocks; `cpu` reads a process's CPU seconds, by default this one's."""
 
     def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
-        self.wall_s = self.cpu_s = 0.0
-        self._cpu = cpu
+        self.wall_s, self.seconds, self._cpu = 0.0, list[float](), cpu  # `seconds`: the CPU's, of each block
 
     def __enter__(self) -> None:
         self._wall_at, self._cpu_at = time.perf_counter(), self._cpu()
 
     def __exit__(self, *_: object) -> None:
-        self.cpu_s += self._cpu() - self._cpu_at
+        self.seconds.append(self._cpu() - self._cpu_at)
         self.wall_s += time.perf_counter() - self._wall_at
+
+
+def connect(scheduler: Any, registry: routes.RegistryChange) -> None:
+    """Connect a scheduler's core with its peers, who tell all that they have."""
+    for event in (
+        Connected(REGISTRY), Received(REGISTRY, registry), Connected(GATEWAY),
+        Received(GATEWAY, request.ResubmitComplete()), Connected(SUPERVISOR), Received(SUPERVISOR, routes.Keys(())),
+    ):  # fmt: skip
+        scheduler.handle(event, 0.0)
 
 
 class Engine:
@@ -153,21 +161,15 @@ class Cores:
     def __init__(self) -> None:
         self._parts: Any = import_module("weft_gateway.core")
         core: Any = import_module("weft_scheduler.core")
-        self._as_gateway, self._as_supervisor = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s")
         self._gateway = self._parts.Gateway(self._parts.GatewayConfig(), "g", scheduling.outcome_bytes)
         self._scheduler = core.Scheduler(core.SchedulerConfig(), 1)
         self._now, self._count, self._starts, self._chance = 0.0, 0, Starts(), random.Random(0)
         self._clocks = {kind: Clock() for kind in ("path", "decisions", "reports")}
         names = [(f"ns{i}/a{i}", f"ns{i}", POOL, f"sha256:{i:064x}", 16) for i in range(ADAPTERS)]
         self._routes = tuple(routes.Route(*name) for name in names)
-        registry, pool = Peer(Kind.REGISTRY, "r"), routes.PoolSpec(POOL, "sha256:base", "base", max_queue=10**9)
         adapters = tuple(routes.AdapterSpec(*name, f"uid-{i}") for i, name in enumerate(names))
-        for event in (
-            Connected(registry), Received(registry, routes.RegistryChange(True, (pool,), adapters)),
-            Connected(self._as_gateway), Received(self._as_gateway, request.ResubmitComplete()),
-            Connected(self._as_supervisor), Received(self._as_supervisor, routes.Keys(())),
-        ):  # fmt: skip
-            self._scheduler.handle(event, self._now)
+        pool = routes.PoolSpec(POOL, "sha256:base", "base", max_queue=10**9)
+        connect(self._scheduler, routes.RegistryChange(True, (pool,), adapters))
         ready = self._parts.TokenizerChanged("sha256:base", self._parts.TokenizerState.READY)
         pools = (routes.PoolRoute(POOL, "sha256:base", "base", 4096, 1),)
         table = Received(self._parts.SCHEDULER, routes.Routes(1, True, routes=self._routes, pools=pools))
@@ -241,7 +243,7 @@ class Cores:
             for raw in sent:
                 message = scheduler_pb2.SupervisorToScheduler.FromString(raw)
                 decoded = cluster.SUPERVISOR_TO_SCHEDULER.decode(message)
-                self._scheduler.handle(Received(self._as_supervisor, decoded), self._now)
+                self._scheduler.handle(Received(SUPERVISOR, decoded), self._now)
 
     def _feed(self, event: Any) -> None:
         """Hand the gateway's core an event, and what it sends to its peers, who answer."""
@@ -260,12 +262,12 @@ class Cores:
     def _schedule(self, message: Any) -> None:
         """Hand the scheduler's core a message of the gateway, and the gateway the answers. Outcomes are stored."""
         with self._clocks["decisions"] if isinstance(message, request.Submit) else Clock():
-            effects = list(self._scheduler.handle(Received(self._as_gateway, message), self._now))
+            effects = list(self._scheduler.handle(Received(GATEWAY, message), self._now))
         if isinstance(message, request.OutcomeReport):
-            stored = Received(self._as_supervisor, request.OutcomeAck((message.request_id,)))
+            stored = Received(SUPERVISOR, request.OutcomeAck((message.request_id,)))
             effects += self._scheduler.handle(stored, self._now)
         for effect in effects:
-            if isinstance(effect, Send) and effect.peer == self._as_gateway:
+            if isinstance(effect, Send) and effect.peer == GATEWAY:
                 raw = _bytes(scheduling.SCHEDULER_TO_GATEWAY, effect.message)
                 answer = scheduling.SCHEDULER_TO_GATEWAY.decode(scheduler_pb2.SchedulerToGateway.FromString(raw))
                 self._feed(Received(self._parts.SCHEDULER, answer))
@@ -444,31 +446,22 @@ def _words(flags: dict[str, Any]) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
-def main() -> None:
-    """Answer until standard input ends. Raises RuntimeError where the code is another checkout's, or a case fails."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what others print is no answer
-    work = json.loads(sys.stdin.readline())
+def load(work: dict[str, Any]) -> tuple[str, Callable[..., dict[str, float]]]:
+    """Return what runs, and what answers a case. Raises RuntimeError where the code is another checkout's."""
     if Path(work["checkout"]) not in Path(machine.__file__).parents:
         raise RuntimeError(f"expected the code of {work['checkout']}, got {machine.__file__}")
-    kinds = set(work["kinds"])
-    loaded: dict[str, Any] = {name: Engine(engine, work["scratch"]) for name, engine in work["engines"].items()}
-    answer: dict[str, Any] = {"ready": ", ".join(sorted({engine.name for engine in loaded.values()}))}
-    if kinds & {"path", "decisions", "reports"}:
+    engines = {name: Engine(engine, work["scratch"]) for name, engine in work["engines"].items()}
+    loaded: dict[str, Any] = {**engines}
+    if "cores" in work["parts"]:
         loaded["cores"] = Cores()
-    if kinds & {"request", "refused"}:
+    if "gateway" in work["parts"]:
         loaded["gateway"] = Gateway(work)
-    while True:
-        print(json.dumps(answer), file=answers, flush=True)
-        if not (line := sys.stdin.readline()):
-            return
-        asked = json.loads(line)
-        run = loaded[asked["on"]]
-        clock = Clock(run.cpu_s) if isinstance(run, Gateway) else Clock()
+
+    def run(**asked: Any) -> dict[str, float]:
+        part = loaded[asked["on"]]
+        clock = Clock(part.cpu_s) if isinstance(part, Gateway) else Clock()
         gc.collect()
-        units = run.run(asked, clock)
-        answer = {"wall_s": clock.wall_s, "cpu_s": clock.cpu_s, "units": units}
+        units = part.run(asked, clock)
+        return {"wall_s": clock.wall_s, "cpu_s": sum(clock.seconds), "units": units}
 
-
-if __name__ == "__main__":
-    main()
+    return ", ".join(sorted({engine.name for engine in engines.values()})), run
