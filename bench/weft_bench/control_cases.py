@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import count, repeat
 from statistics import median, quantiles
 from typing import Any
 
@@ -51,6 +51,7 @@ DECIDED = {  # what the case names: the pool, its tenants
     ", shortest, pooled, 10,000 tenants": (replace(BASE_POOL, queue="shortest", reservation="pooled"), 10_000),
 }
 SCHEDULER = Peer(Kind.SCHEDULER, "s")
+FIGURES = runner.RunnerFigures((64 - 32) * BUSY, desired_version=1)  # of a runner of the fleet
 Advance = Callable[[int], None]
 
 
@@ -98,9 +99,7 @@ def spec_of(number: int, total_pages: int = PAGES) -> runner.RunnerSpec:
     return runner.RunnerSpec(RunnerId(f"acme.{number:032x}", "i"), "a:1", POOL, 16, total_pages, BUSY, BUSY, 64, 4096)
 
 
-def cluster_report(
-    name: RunnerId, report: runner.RunnerReport, spec: runner.RunnerSpec | None = None
-) -> runner.ClusterReport:
+def cluster_report(name: RunnerId, report: runner.RunnerReport, spec: Any = None) -> runner.ClusterReport:
     return runner.ClusterReport((runner.ReportedRunner(name, report, spec),))
 
 
@@ -123,9 +122,6 @@ def encoded(effects: Sequence[Any], peer: Kind) -> list[bytes]:
 
 def to_gateway(raw: bytes) -> Any:
     return SCHEDULER_TO_GATEWAY.decode(scheduler_pb2.SchedulerToGateway.FromString(raw))
-
-
-# ------------------------------------------------------------------------------------------------ reports
 
 
 class PlayedRunner:
@@ -201,10 +197,8 @@ def reports(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line
         advance(1)
     case, rate = f"busy runners, {amounts.host_copies:,} adapters in host memory", 1e6 / REPORTS_A_SECOND
     for name, clock, n_bytes, target in zip(("supervisor", "scheduler"), clocks, received, (1500, 2000), strict=True):
-        report_us, report_bytes = (
-            1e6 * min(clock.seconds[1:]) / amounts.runners,
-            n_bytes / amounts.runners / amounts.rounds,
-        )
+        report_us = 1e6 * min(clock.seconds[1:]) / amounts.runners
+        report_bytes = n_bytes / amounts.runners / amounts.rounds
         grpc_us = asyncio.run(_grpc_us(round(report_bytes), amounts.messages))
         yield origin.line(case, f"{name}: CPU of a report, codec and handler", report_us, "us")
         yield origin.line(case, f"{name}: runners a core", rate / report_us, "", target=f">= {target}")
@@ -246,9 +240,6 @@ async def _send(port: str, message_bytes: str, messages: str) -> None:
         await call("/bench.Bench/Receive")(repeat(bytes(int(message_bytes)), int(messages)))
 
 
-# ------------------------------------------------------------------------------------------------ the engine thread
-
-
 def engine(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]:
     """Measure an end, a start and the reports of both, in a runner with 64 sequences and many host copies."""
     limits = PoolLimits(
@@ -282,9 +273,6 @@ def engine(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]
     advance(1)
     case = f"engine thread, {amounts.host_copies:,} host copies"
     yield origin.line(case, "a report", median_ms(clock), "ms", target="<= 0.2")
-
-
-# ------------------------------------------------------------------------------------------------ adapters and routes
 
 
 def adapter(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]:
@@ -368,9 +356,6 @@ def models(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]
     yield origin.line(case, "CPU", median_ms(clock), "ms", target="<= 10")
 
 
-# ------------------------------------------------------------------------------------------------ decisions
-
-
 def decisions(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]:
     """Measure the scheduler's handler in full fleets: submissions, outcomes, reports of ends."""
     for name, (pool, tenants) in DECIDED.items():
@@ -407,13 +392,13 @@ class Fleet:
     """One pool of busy runners, as its scheduler hears of it. Adapters are Zipf-like."""
 
     def __init__(self, amounts: Amounts, pool: PoolSpec, tenants: int) -> None:
-        self._chance, self._adapters, self._tenants, self._now = random.Random(0), amounts.adapters, tenants, 0.0
-        self._submitted = 0
+        self._chance, self._adapters, self._tenants = random.Random(0), amounts.adapters, tenants
+        self._now, self._submitted = 0.0, 0
         self.running: dict[str, tuple[RunnerId, str]] = {}
         self._specs = {(spec := spec_of(i, total_pages=64 * BUSY)).runner: spec for i in range(amounts.fleet)}
         self._on: dict[RunnerId, dict[str, runner.SequenceState]] = {name: {} for name in self._specs}
         self._fresh: dict[RunnerId, list[runner.SequenceState]] = {name: [] for name in self._specs}  # not reported yet
-        self._versions = dict.fromkeys(self._specs, 0)
+        self._versions = {name: count(1) for name in self._specs}
         self._core = scheduler_of((adapter_of(i, tenants) for i in range(amounts.adapters)), pool)
         self.report_all()
 
@@ -431,7 +416,7 @@ class Fleet:
         yield "submission", GATEWAY, self.submission()
         yield "outcome", GATEWAY, request.OutcomeReport(request_id, POOL, adapter, 64, censored=False, record=record)
         fresh, self._fresh[name] = [each for each in self._fresh[name] if each.request_id in self._on[name]], []
-        report = runner.RunnerReport(self._next(name), False, self._figures(), fresh, (request_id,))
+        report = runner.RunnerReport(next(self._versions[name]), False, FIGURES, fresh, (request_id,))
         yield "report", SUPERVISOR, cluster_report(name, report)
 
     def follow(self, effects: Sequence[Any]) -> None:
@@ -451,7 +436,7 @@ class Fleet:
             sequences = list(running.values())
             used = sorted({sequence.adapter for sequence in sequences if sequence.adapter})
             resident = [AdapterState(each, Tier.DEVICE) for each in used]
-            report = runner.RunnerReport(self._next(name), True, self._figures(), sequences, adapters=resident)
+            report = runner.RunnerReport(next(self._versions[name]), True, FIGURES, sequences, adapters=resident)
             self._fresh[name] = []
             self.handle(SUPERVISOR, cluster_report(name, report, self._specs[name]))
 
@@ -461,13 +446,6 @@ class Fleet:
         prompt, p90 = self._chance.randint(16, 256), self._chance.randint(16, 128)
         tenant = f"ns{number % self._tenants}"
         return request.Submit(f"r{self._submitted}", POOL, tenant, "m", digest(number), prompt, 512, p90_tokens=p90)
-
-    def _next(self, name: RunnerId) -> int:
-        self._versions[name] += 1
-        return self._versions[name]
-
-    def _figures(self) -> runner.RunnerFigures:
-        return runner.RunnerFigures((64 - 32) * BUSY, desired_version=1)
 
 
 if __name__ == "__main__":

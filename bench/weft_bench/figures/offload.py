@@ -125,9 +125,6 @@ def offloading(subject: Subject) -> OffloadExecutor:
     return executor
 
 
-# ---- cells
-
-
 def cell_figures(model: Model, origin: Origin, run: Run) -> Iterator[Line]:
     options = model.options
     for rows, popularity in product(options.rows, options.popularities):
@@ -182,9 +179,6 @@ def read_rate(path: Path) -> float:
     began = time.perf_counter()
     blocks = sum(stream.blocks(lambda done: done > 0 and time.perf_counter() - began > READ_S))
     return blocks * disk_rates.BLOCK / (time.perf_counter() - began)
-
-
-# ---- peers
 
 
 def peer_figures(model: Model, origin: Origin, run: Run, python: Path) -> Iterator[Line]:

@@ -115,8 +115,6 @@ class Bench:
         size = f"{self._options.adapters} adapters, {self._options.runners} runners"
         return self._origin.line(f"{size}: {case}", metric, value, unit, **more)
 
-    # ------------------------------------------------------------------------------------------------------- cases
-
     async def converge(self) -> list[Line]:
         """Create everything at once. Times are since the first object was sent."""
         uris = [self._stage.make_source(number) for number in range(len(self._names))]
@@ -212,8 +210,6 @@ class Bench:
         for kind, count in wrote.by.most_common():
             yield self.line(case, f"API writes: {kind}", count / changes, "")
 
-    # ------------------------------------------------------------------------------------------------------- steps
-
     async def edit(self, number: int) -> float:
         name, uri = self._names[number], self._stage.make_source(len(self._names) + number)
         before = self._adapters.objects[name]["status"]["digest"]
@@ -256,8 +252,6 @@ class Bench:
 
     def _counts_everything(self, pool: Object) -> bool:
         return self._counts_runners(pool) and pool["status"]["adapters"]["ready"] == len(self._names)
-
-    # -------------------------------------------------------------------------------------------------- what it cost
 
     async def _samples(self) -> list[Sample]:
         return await asyncio.to_thread(self._stage.operator.samples)

@@ -63,9 +63,6 @@ def figures(options: cases.RequestPath, run: Run) -> Iterator[Line]:
     yield from _quickstart(options, run) if options.model_shape is None else _random_model(options, run)
 
 
-# ---- the quickstart
-
-
 def _quickstart(options: cases.RequestPath, run: Run) -> Iterator[Line]:
     """Measure all cases on one stack; a few requests of a case's own kind warm it up."""
     origin = run.origin()
@@ -123,9 +120,6 @@ def _path_figures(
     yield "the client's CPU", used[CLIENT] / wall_s, "cores"
 
 
-# ---- a random model, beside the engine alone
-
-
 def _random_model(options: cases.RequestPath, run: Run) -> Iterator[Line]:
     """Alternate the engine alone and the whole stack. The base and its adapters take turns over the requests."""
     assert options.model_shape is not None
@@ -147,9 +141,7 @@ def _random_model(options: cases.RequestPath, run: Run) -> Iterator[Line]:
             stack.wait_for_models(ADAPTERS + 1, timeout_s=READY_S)
             for number in range(options.repetitions + 1):
                 made = prompts(rng, streams * REQUESTS_PER_STREAM, PROMPT_TOKENS, shape.vocab)
-                asks = [
-                    Ask(digest, prompt, OUTPUT_TOKENS) for digest, prompt in zip(cycle(digests), made, strict=False)
-                ]
+                asks = [Ask(digest, prompt, OUTPUT_TOKENS) for digest, prompt in zip(cycle(digests), made)]
                 alone = subject.play(asks, streams=streams)
                 answers, used = _sent(stack, [_body(ask) for ask in asks], streams)
                 if number:
