@@ -111,21 +111,21 @@ class Engine:
         """Run a request a row and time its prefill (`tokens` 1) or the steps with all rows in decode; their number."""
         self._first.clear()
         self._ended.clear()
-        length = PROMPT_TOKENS if tokens == 1 else DECODE_PROMPT_TOKENS
+        rows, length = len(adapters), PROMPT_TOKENS if tokens == 1 else DECODE_PROMPT_TOKENS
         starts = [self._start(adapter, rng, length, tokens) for adapter in adapters]
         with clock if tokens == 1 else Clock():
             for start in starts:
                 self._engine.post(Received(self._peer, start))
-            self._until(lambda: len(self._first) == len(starts))
+            self._until(lambda: len(self._first) == rows)
         if tokens == 1:
             return 1
         before = self._tokens
         with clock:
             self._until(lambda: bool(self._ended))
-        steps = (self._tokens - before) // len(starts)
-        self._until(lambda: len(self._ended) == len(starts))
+        steps = (self._tokens - before) // rows
+        self._until(lambda: len(self._ended) == rows)
         if not steps:
-            raise RuntimeError(f"expected steps with all {len(starts)} rows, got none")
+            raise RuntimeError(f"expected steps with all {rows} rows, got none")
         return steps
 
     def _start(self, adapter: str, rng: random.Random, length: int, tokens: int) -> request.Start:
@@ -256,8 +256,8 @@ class Cores:
                 _bytes(session.GATEWAY_TO_RUNNER, effect.message)
                 self._starts.append((effect.peer, effect.message))
             elif effect.peer.kind is Kind.SCHEDULER:
-                raw = _bytes(scheduling.GATEWAY_TO_SCHEDULER, effect.message)
-                self._schedule(scheduling.GATEWAY_TO_SCHEDULER.decode(scheduler_pb2.GatewayToScheduler.FromString(raw)))
+                direction, raw_type = scheduling.GATEWAY_TO_SCHEDULER, scheduler_pb2.GatewayToScheduler
+                self._schedule(direction.decode(raw_type.FromString(_bytes(direction, effect.message))))
 
     def _schedule(self, message: Any) -> None:
         """Hand the scheduler's core a message of the gateway, and the gateway the answers. Outcomes are stored."""
@@ -268,8 +268,8 @@ class Cores:
             effects += self._scheduler.handle(stored, self._now)
         for effect in effects:
             if isinstance(effect, Send) and effect.peer == GATEWAY:
-                raw = _bytes(scheduling.SCHEDULER_TO_GATEWAY, effect.message)
-                answer = scheduling.SCHEDULER_TO_GATEWAY.decode(scheduler_pb2.SchedulerToGateway.FromString(raw))
+                direction, raw_type = scheduling.SCHEDULER_TO_GATEWAY, scheduler_pb2.SchedulerToGateway
+                answer = direction.decode(raw_type.FromString(_bytes(direction, effect.message)))
                 self._feed(Received(self._parts.SCHEDULER, answer))
 
 
@@ -297,36 +297,34 @@ class Peers(SchedulerServicer, RunnerServicer, PredictorServicer):
     async def Gateway(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         out: SendQueue[Any] = SendQueue()
         out.put(scheduler_pb2.SchedulerToGateway(routes=self._routes))
-
-        def take(message: Any) -> None:
-            if message.HasField("submit"):
-                self._count += 1
-                assign = scheduler_pb2.Assign(
-                    request_id=message.submit.request_id, runner=self._runner, address=self.address,
-                    epoch=common_pb2.Epoch(term=1, counter=self._count), reservation_tokens=8,
-                )  # fmt: skip
-                out.put(scheduler_pb2.SchedulerToGateway(assign=assign))
-            elif message.HasField("outcome_report"):
-                ack = scheduler_pb2.OutcomeAck(request_ids=[message.outcome_report.request_id])
-                out.put(scheduler_pb2.SchedulerToGateway(outcome_ack=ack))
-
-        async for message in serve_stream(request_iterator, context, out, take):
+        async for message in serve_stream(request_iterator, context, out, partial(self._place, out)):
             yield message
+
+    def _place(self, out: SendQueue[Any], message: Any) -> None:
+        if message.HasField("submit"):
+            self._count += 1
+            assign = scheduler_pb2.Assign(
+                request_id=message.submit.request_id, runner=self._runner, address=self.address,
+                epoch=common_pb2.Epoch(term=1, counter=self._count), reservation_tokens=8,
+            )  # fmt: skip
+            out.put(scheduler_pb2.SchedulerToGateway(assign=assign))
+        elif message.HasField("outcome_report"):
+            ack = scheduler_pb2.OutcomeAck(request_ids=[message.outcome_report.request_id])
+            out.put(scheduler_pb2.SchedulerToGateway(outcome_ack=ack))
 
     async def Session(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         out: SendQueue[Any] = SendQueue()
-
-        def take(message: Any) -> None:
-            if message.HasField("hello"):
-                out.put(runner_pb2.RunnerToGateway(ready=runner_pb2.SessionReady(runner=self._runner)))
-            for position in range(ANSWER_TOKENS * message.HasField("start")):
-                epoch, name = Epoch(message.start.epoch.term, message.start.epoch.counter), message.start.request_id
-                end = request.FinishReason.LENGTH if position == ANSWER_TOKENS - 1 else None
-                row = request.SequenceTokens(name, epoch, position, (20 + position,), end)
-                out.put(session.RUNNER_TO_GATEWAY.encode(request.Step(position + 1, [row])))
-
-        async for message in serve_stream(request_iterator, context, out, take):
+        async for message in serve_stream(request_iterator, context, out, partial(self._answer, out)):
             yield message
+
+    def _answer(self, out: SendQueue[Any], message: Any) -> None:
+        if message.HasField("hello"):
+            out.put(runner_pb2.RunnerToGateway(ready=runner_pb2.SessionReady(runner=self._runner)))
+        for position in range(ANSWER_TOKENS * message.HasField("start")):
+            epoch, name = Epoch(message.start.epoch.term, message.start.epoch.counter), message.start.request_id
+            end = request.FinishReason.LENGTH if position == ANSWER_TOKENS - 1 else None
+            row = request.SequenceTokens(name, epoch, position, (20 + position,), end)
+            out.put(session.RUNNER_TO_GATEWAY.encode(request.Step(position + 1, [row])))
 
     async def Predictions(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         async for asked in request_iterator:
@@ -370,9 +368,8 @@ class Gateway:
         end = time.monotonic() + START_S
         while self._process.poll() is None and time.monotonic() < end:
             try:
-                if await _ask(await self._connected(), _get("/readyz")) == 200:
-                    return
-            except OSError:
+                return await _ask(await self._connected(), _get("/readyz"))
+            except (OSError, RuntimeError):
                 await asyncio.sleep(0.1)
         raise RuntimeError(f"the gateway is not ready: {self._log.read_text(errors='replace')[-1000:]}")
 
@@ -392,7 +389,7 @@ class Gateway:
         for _ in range(asked["repeats"]):
             with clock:
                 sent = _post("unknown" if refused else KEY)
-                await asyncio.gather(*(_client(each, sent, count, status) for each in ends))
+                await asyncio.gather(*(_ask(each, sent, status, count) for each in ends))
         for _, writer in ends:
             writer.close()
         return asked["repeats"] * streams * count
@@ -401,21 +398,17 @@ class Gateway:
         return await asyncio.open_connection("127.0.0.1", self._port)
 
 
-async def _client(ends: Any, sent: bytes, count: int, status: int) -> None:
+async def _ask(ends: Any, sent: bytes, status: int = 200, count: int = 1) -> None:
+    """Send a request, again and again, and read each answer to the end. Raises RuntimeError for another status."""
     for _ in range(count):
-        if (got := await _ask(ends, sent)) != status:
-            raise RuntimeError(f"expected status {status}, got {got}")
-
-
-async def _ask(ends: Any, sent: bytes) -> int:
-    """Send a request, read its answer to the end and return its status."""
-    ends[1].write(sent)
-    head = (await ends[0].readuntil(b"\r\n\r\n")).lower()
-    if b"transfer-encoding: chunked" in head:
-        await ends[0].readuntil(b"\r\n0\r\n\r\n")
-    else:
-        await ends[0].readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
-    return int(head.split()[1])
+        ends[1].write(sent)
+        head = (await ends[0].readuntil(b"\r\n\r\n")).lower()
+        if b"transfer-encoding: chunked" in head:
+            await ends[0].readuntil(b"\r\n0\r\n\r\n")
+        else:
+            await ends[0].readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+        if int(head.split()[1]) != status:
+            raise RuntimeError(f"expected status {status}, got {head}")
 
 
 def _get(path: str) -> bytes:
