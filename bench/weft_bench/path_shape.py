@@ -13,7 +13,6 @@ from weft_bench.drive.engine import Sizes, pages_of
 from weft_stage.shapes import Shape
 
 MODEL, NAMESPACE = "base", "default"  # the adapters say that they were trained on "base"
-BUSY = "weft_runner_busy_seconds_total"
 SPECIAL = ("<unk>", "<s>", "</s>")
 
 
@@ -25,38 +24,14 @@ def write_manifests(
     sizes: Sizes,
     spec: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A pool with this base, and its adapters. `spec`: what its specification has besides.
+    """Write a pool with this base, and its adapters. `spec`: fields of the pool that are others; None leaves one out.
 
     Files of the same file system are not copied.
     """
     for source, target in ((base, folder / "model"), *((path, folder / path.name) for path in adapters)):
         shutil.copytree(source, target, copy_function=_linked)
     (folder / "model" / "tokenizer.json").write_text(tokenizer(shape.vocab), encoding="utf-8")
-    objects = [_pool(sizes, spec or {}), *(_adapter(path.name) for path in adapters)]
-    (folder / "bench.yaml").write_text(yaml.safe_dump_all(objects), encoding="utf-8")
-    return folder
-
-
-def tokenizer(vocab: int) -> str:
-    """`tokenizer.json` of a vocabulary of numbered words: token 17 is `w17`."""
-    words = {word: i for i, word in enumerate(SPECIAL)} | {f"w{i}": i for i in range(len(SPECIAL), vocab)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=SPECIAL[0]))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(list(SPECIAL))
-    return made.to_str()
-
-
-def _linked(source: str, target: str) -> None:
-    """A second name for the file, or a copy where that cannot be. (The depot refuses links that leave its root.)"""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy(source, target)
-
-
-def _pool(sizes: Sizes, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """`spec`: fields that are others; None leaves one out."""
-    made = {
+    pool = {
         "model": {"name": MODEL, "uri": "file:model"},
         "replicas": 1,
         "lora": {"maxRank": sizes.max_rank},
@@ -65,20 +40,33 @@ def _pool(sizes: Sizes, spec: Mapping[str, Any]) -> dict[str, Any]:
             "maxAdapters": sizes.slots, "kvPages": pages_of(sizes), "speculation": sizes.speculation.capitalize(),
         },
         "slo": {"tokenTimeMs": sizes.token_time_ms},
-        **spec,
+        **(spec or {}),
     }  # fmt: skip
-    return {
-        "apiVersion": "serving.weft.dev/v1alpha1",
-        "kind": "ServingPool",
-        "metadata": {"name": MODEL, "namespace": NAMESPACE},
-        "spec": {name: value for name, value in made.items() if value is not None},
-    }
+    objects = [_object("ServingPool", MODEL, {name: value for name, value in pool.items() if value is not None})]
+    for path in adapters:
+        source = {"uri": f"file:{path.name}"}
+        objects.append(_object("LoRAAdapter", path.name, {"poolRef": {"name": MODEL}, "source": source}))
+    (folder / "bench.yaml").write_text(yaml.safe_dump_all(objects), encoding="utf-8")
+    return folder
 
 
-def _adapter(name: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "serving.weft.dev/v1alpha1",
-        "kind": "LoRAAdapter",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"poolRef": {"name": MODEL}, "source": {"uri": f"file:{name}"}},
-    }
+def _object(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": "serving.weft.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def tokenizer(vocab: int) -> str:
+    """Return `tokenizer.json` of a vocabulary of numbered words: token 17 is `w17`."""
+    words = {word: i for i, word in enumerate(SPECIAL)} | {f"w{i}": i for i in range(len(SPECIAL), vocab)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=SPECIAL[0]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(list(SPECIAL))
+    return made.to_str()
+
+
+def _linked(source: str, target: str) -> None:
+    """Give the file a second name, or copy it where that cannot be. (The depot refuses links that leave its root.)"""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy(source, target)

@@ -6,11 +6,11 @@ llama.cpp, each alone in a memory group of the same limit. docs/benchmarks/offlo
 
 import hashlib
 import math
+import os
 import random
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -26,12 +26,10 @@ from weft_bench.peers.environment import environment
 from weft_bench.peers.worker import Worker, command
 from weft_bench.roofline import Work, base_bytes, kv_bytes
 from weft_bench.run import Run
-from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.memory_estimate import available_memory
 from weft_runner.model.cpu.offload import OffloadExecutor
-from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile
-from weft_runner.model.tiers.weight_stream import THREADS
+from weft_runner.model.tiers import disk_rates
 from weft_stage.cpu_models import adapter, base_model, cache_dir, files
 from weft_stage.errors import PeerFailed
 from weft_stage.lines import Line, Origin
@@ -41,7 +39,6 @@ from weft_stage.shapes import BF16_BYTES
 
 BATCH_TOKENS = 4096  # of a pass
 READ_S = 1.5  # of a measurement of the disk
-RING_BYTES = 128 << 20
 EMBEDDING_BYTES = 1 << 30  # with all weights there is room for the embedding
 OURS, ACCELERATE = "weft", "accelerate"
 RUNTIME_BYTES = 512 << 20  # Python, torch and transformers before there is any weight: the largest of the three
@@ -87,8 +84,10 @@ class Model:
     def target(self, text: str) -> str | None:
         return None if self.options.quick else text
 
-    def adapter(self, number: int) -> Path:
-        return adapter(self.folder, self.name, self.shape, number, RANK)
+    def adapters(self, batch: Batch) -> list[Path | None]:
+        """Return the folder of each row's adapter."""
+        numbers = batch.adapters
+        return [None if n is None else adapter(self.folder, self.name, self.shape, n, RANK) for n in numbers]
 
     def subject(self, batch: Batch, device_bytes: int, share: float = 1.0) -> Subject:
         """Return an engine with `device_bytes` of memory, of which weights take at most `share`."""
@@ -115,23 +114,15 @@ class Model:
         return max(disk_s, Work(weights, flops).bound_s(self.machine.rates(weights)))
 
     def play(self, subject: Subject, batch: Batch, prompt_tokens: int, tokens: int) -> Played:
-        asks = list[Ask]()
-        made = prompts(self.rng, batch.rows, prompt_tokens, self.shape.vocab)
-        for number, prompt in zip(batch.adapters, made, strict=True):
-            digest = "" if number is None else f"{self.name}-{number}"
-            if number is not None:
-                subject.adapters.paths[digest] = self.adapter(number)
-            asks.append(Ask(digest, prompt, tokens))
-        return subject.play(asks)
+        paths, made = self.adapters(batch), prompts(self.rng, batch.rows, prompt_tokens, self.shape.vocab)
+        subject.adapters.paths.update({str(path): path for path in paths if path})
+        return subject.play([Ask(str(path or ""), prompt, tokens) for path, prompt in zip(paths, made, strict=True)])
 
 
 def offloading(subject: Subject) -> OffloadExecutor:
     executor = subject.built.engine.executor
     assert isinstance(executor, OffloadExecutor)
     return executor
-
-
-# ---- cells
 
 
 def cell_figures(model: Model, origin: Origin, run: Run) -> Iterator[Line]:
@@ -149,19 +140,17 @@ def cell_figures(model: Model, origin: Origin, run: Run) -> Iterator[Line]:
 
 
 def _cell(model: Model, origin: Origin, case: str, batch: Batch, device_bytes: int) -> Iterator[Line]:
-    path = max(
-        model.packed.glob(f"{model.digest.removeprefix('sha256:')}-{model.options.dtype}-*.packed"),
-        key=lambda path: path.stat().st_size,
-    )
-    rates = [read_rate(path)]
+    packed = model.packed.glob(f"{model.digest.removeprefix('sha256:')}-{model.options.dtype}-*.packed")
+    path = max(packed, key=lambda path: path.stat().st_size)
+    before = read_rate(path)
     with model.subject(batch, device_bytes) as subject:
         executor = offloading(subject)
         model.play(subject, batch, WARM_TOKENS, WARM_OUTPUT)
-        before = replace(executor.figures.stream)
+        stream = replace(executor.figures.stream)
         played = model.play(subject, batch, model.prompt_tokens, model.tokens)
-        streamed_bytes, stream = executor.figures.streamed_bytes, replace(executor.figures.stream)
-    rates.append(read_rate(path))
-    disk = sum(rates) / 2
+        streamed_bytes, end = executor.figures.streamed_bytes, replace(executor.figures.stream)
+    after = read_rate(path)
+    disk = (before + after) / 2
     disk_s = streamed_bytes / disk
     share = sum(model.bound_s(beat.tokens, beat.rows, disk_s) for beat in played.beats) / played.wall_s
     decode = [beat.ended - beat.began for beat in played.beats if not beat.prefills]
@@ -169,46 +158,27 @@ def _cell(model: Model, origin: Origin, case: str, batch: Batch, device_bytes: i
     rate, line = played.tokens / played.wall_s, origin.line
     yield line(case, "output tokens", rate, "tokens/s", baseline=rate / share, bound_fraction=share)
     yield line(case, "of the bound", share, "", target=model.target(">= 0.8") if streamed_bytes else None)
-    yield line(
-        case, "pass without prompts", decode_s * 1e3, "ms", baseline=bound_s * 1e3, bound_fraction=bound_s / decode_s
-    )
+    fraction = bound_s / decode_s
+    yield line(case, "pass without prompts", decode_s * 1e3, "ms", baseline=bound_s * 1e3, bound_fraction=fraction)
     yield line(case, "read from disk a pass", streamed_bytes / GIGA, "GB")
-    reading_s = stream.reading_s - before.reading_s
-    if reading_s > 0.0:
-        reading = (stream.read_bytes - before.read_bytes) / reading_s
-        yield line(case, "disk alone, before", rates[0] / GIGA, "GB/s")
-        yield line(case, "disk alone, after", rates[1] / GIGA, "GB/s")
+    if (reading_s := end.reading_s - stream.reading_s) > 0.0:
+        reading = (end.read_bytes - stream.read_bytes) / reading_s
+        yield line(case, "disk alone, before", before / GIGA, "GB/s")
+        yield line(case, "disk alone, after", after / GIGA, "GB/s")
+        fraction = reading / disk
         yield line(
-            case, "disk read while computing", reading / GIGA, "GB/s", baseline=disk / GIGA,
-            bound_fraction=reading / disk,
-        )  # fmt: skip
-        yield line(case, "time that waits for weights", (stream.waited_s - before.waited_s) / played.wall_s, "")
+            case, "disk read while computing", reading / GIGA, "GB/s", baseline=disk / GIGA, bound_fraction=fraction
+        )
+        yield line(case, "time that waits for weights", (end.waited_s - stream.waited_s) / played.wall_s, "")
 
 
 def read_rate(path: Path) -> float:
-    """Return the bytes a second of direct reads as weights are read: as many threads, into as much memory as a ring.
-
-    Into a small buffer, which stays in the cache, a virtual disk may be half as fast again.
-    """
-    file, size = DirectFile(path), path.stat().st_size // PAGE * PAGE
-    memory, block = MappedMemory(RING_BYTES), min(BLOCK, size)
-    until, began = time.perf_counter() + READ_S, time.perf_counter()
-
-    def read(first: int) -> int:
-        done, at = 0, first
-        while not done or time.perf_counter() < until:  # a busy machine may start a thread late
-            file.read(memory.address + at % (RING_BYTES // block) * block, block, at % (size // block) * block)
-            done, at = done + block, at + THREADS
-        return done
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        n_bytes = sum(threads.map(read, range(THREADS)))
-    seconds = time.perf_counter() - began
-    file.close()
-    return n_bytes / seconds
-
-
-# ---- peers
+    """Return the bytes a second of direct reads as weights are read: as many threads, into as much memory as a ring."""
+    memory = disk_rates.written(disk_rates.MEMORY_BYTES)
+    stream = disk_rates.DiskStream(path, path.stat().st_size, os.O_RDONLY, memory)
+    began = time.perf_counter()
+    blocks = sum(stream.blocks(lambda done: done > 0 and time.perf_counter() - began > READ_S))
+    return blocks * disk_rates.BLOCK / (time.perf_counter() - began)
 
 
 def peer_figures(model: Model, origin: Origin, run: Run, python: Path) -> Iterator[Line]:
@@ -216,10 +186,8 @@ def peer_figures(model: Model, origin: Origin, run: Run, python: Path) -> Iterat
     weights, _ = model.needs(Batch(1, options.popularities[0]))
     for percent, popularity in product(options.shares, options.popularities):
         limit, best = percent * weights // 100 + RUNTIME_BYTES, dict[str, float]()
-        case = (
-            f"{model.name} {options.dtype}, {percent}% of the weights, {popularity}, a group of {limit >> 20} MiB"
-            + model.lengths
-        )
+        group = f"{popularity}, a group of {limit >> 20} MiB{model.lengths}"
+        case = f"{model.name} {options.dtype}, {percent}% of the weights, {group}"
         for who, batches in BATCHES.items():
             rows_of = (1,) if who == LLAMA and popularity == DISTINCT else batches  # it runs adapters in turn
             peaks = list[int]()
@@ -236,20 +204,18 @@ def peer_figures(model: Model, origin: Origin, run: Run, python: Path) -> Iterat
             yield origin.line(f"{case}, against {who}", "times as fast", ratio, "x", target=model.target(">= 1"))
 
 
-def _in_group(
-    model: Model, who: str, batch: Batch, limit: int, python: Path, run: Run
-) -> tuple[float | None, int]:  # fmt: skip
+def _in_group(model: Model, who: str, batch: Batch, limit: int, python: Path, run: Run) -> tuple[float | None, int]:
     """Return the tokens a second of a whole run, None where the engine does not fit, and its peak of memory."""
-    folders = tuple(None if number is None else str(model.adapter(number)) for number in batch.adapters)
+    folders = tuple(None if path is None else str(path) for path in model.adapters(batch))
     load, rate = Load(folders, model.prompt_tokens, model.tokens, model.shape.vocab), None
     with TemporaryDirectory(prefix="weft-offload-") as scratch, memory_group(limit) as group:
         words, work = _command(model, who, batch, load, limit, scratch, python)
         try:
             with Worker(who, group.command(words), work, Path(scratch) / "log", answer_s=ANSWER_S) as worker:
-                warm = prompts(model.rng, batch.rows, WARM_TOKENS, load.vocab)
-                checked(who, load, WARM_OUTPUT, worker.run(warm, WARM_OUTPUT))
-                made = prompts(model.rng, batch.rows, load.prompt_tokens, load.vocab)
-                rate = load.rows * load.tokens / checked(who, load, load.tokens, worker.run(made, load.tokens))
+                for length, tokens in ((WARM_TOKENS, WARM_OUTPUT), (load.prompt_tokens, load.tokens)):
+                    made = prompts(model.rng, batch.rows, length, load.vocab)
+                    seconds = checked(who, load, tokens, worker.run(made, tokens))
+                rate = load.rows * load.tokens / seconds
         except PeerFailed as error:
             run.say(f"{who}, {batch.name}, {limit >> 20} MiB: {error}")
         return rate, group.peak_bytes

@@ -6,34 +6,24 @@ pods; runner pods are played. docs/benchmarks/control-plane.md has the method.
 
 import asyncio
 import os
+import secrets
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from weft_bench import cases
-from weft_bench.audit_log import AuditLog, Writes
 from weft_bench.run import Run
-from weft_stage.errors import NotInTime
+from weft_stage import operator_stage
+from weft_stage.audit import AuditLog, Write
+from weft_stage.errors import NotInTime, NotLogged
 from weft_stage.following import Following, Object
 from weft_stage.lines import Line
-from weft_stage.operator_stage import (
-    ADAPTERS,
-    CONNECTIONS,
-    GROUP,
-    POOL,
-    POOLS,
-    VERSION,
-    Cluster,
-    Stage,
-    cluster,
-    leads,
-    stage,
-)
+from weft_stage.operator_stage import ADAPTERS, CONNECTIONS, GROUP, POOL, POOLS, VERSION
 from weft_stage.played_runners import PlayedRunners
 from weft_stage.scrape import Sample, quantile, total
 from weft_stage.stack import is_ready
@@ -42,6 +32,7 @@ OPERATOR = "weft-operator"
 SELECTOR = f"serving.weft.dev/pool={POOL}"
 BASE = "weft-quickstart"
 CONVERGE_S, CHANGE_S, QUIET_S, SETTLE_S = 300.0, 60.0, 2.0, 60.0
+LOGGED_S, LOG_POLL_S = 15.0, 0.05
 SINGLES = 5
 MIB = 2**20
 MIN_WRITES = 2  # a finalizer, and one status that says everything: no adapter comes to Ready with fewer writes
@@ -57,71 +48,77 @@ def figures(options: cases.Operator, run: Run) -> Iterator[Line]:
 
 
 async def measure(options: cases.Operator, run: Run) -> list[Line]:
+    """Start everything, and let the cases build on each other."""
     load = os.getloadavg()[0]
-    async with running(options, run) as bench:
-        lines = [bench.line("before the start", "load average", load, "tasks")]
-        lines += await bench.converge()
-        lines += await bench.rest(options.steady_seconds)
-        lines += await bench.restart()
-        lines += await bench.singles("one edit", bench.edit)
-        lines += await bench.singles("one delete", bench.delete)
-    return lines
-
-
-@asynccontextmanager
-async def running(options: cases.Operator, run: Run) -> "AsyncGenerator[Bench]":
-    """Everything started, nothing applied."""
     with TemporaryDirectory(prefix="weft-bench-") as folder:
         async with (
-            cluster(options.kubeconfig) as made,
-            stage(made.namespace, options.kubeconfig, Path(folder)) as processes,
+            operator_stage.cluster(options.kubeconfig) as made,
+            operator_stage.stage(made.namespace, options.kubeconfig, Path(folder)) as processes,
             asyncio.TaskGroup() as tasks,
         ):
-            bench = Bench(made, processes, options, run, tasks)
-            following = [tasks.create_task(work) for work in bench.follow()]
+            bench = Bench(made, processes, options, run, PlayedRunners(made.core, processes.supervisor, tasks))
+            following = [tasks.create_task(each.run()) for each in bench.followed]
             try:
-                yield bench
+                lines = [bench.line("before the start", "load average", load, "tasks")]
+                lines += await bench.converge()
+                lines += await bench.rest(options.steady_seconds)
+                lines += await bench.restart()
+                lines += await bench.singles("one edit", bench.edit)
+                return lines + await bench.singles("one delete", bench.delete)
             finally:
-                bench.close()
+                bench.runners.close()
                 for task in following:
                     task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What the operator wrote. `by` counts requests by what they are, refused ones too.
+
+    `refused`: how many of them were answered with 4xx or 5xx; None where nobody tells.
+    """
+
+    by: Counter[str]
+    refused: int | None
+
+    @property
+    def total(self) -> int:
+        return self.by.total()
+
+    def __add__(self, later: "Writes") -> "Writes":
+        refused = None if self.refused is None or later.refused is None else self.refused + later.refused
+        return Writes(self.by + later.by, refused)
 
 
 class Bench:
     """The cases, in the order in which they build on each other."""
 
     def __init__(
-        self, made: Cluster, processes: Stage, options: cases.Operator, run: Run, tasks: asyncio.TaskGroup
-    ) -> None:
-        self._cluster, self._stage, self._options, self._run = made, processes, options, run
-        self._log = AuditLog(options.audit_log, made.mark) if options.audit_log else None
+        self, made: operator_stage.Cluster, processes: operator_stage.Stage, options: cases.Operator, run: Run,
+        runners: PlayedRunners,
+    ) -> None:  # fmt: skip
+        self._cluster, self._stage, self._options, self._run, self.runners = made, processes, options, run, runners
+        self._log = AuditLog(options.audit_log) if options.audit_log else None
+        self._logged_to = self._log.mark() if self._log else 0
+        self._counted: Counter[str] = Counter()  # the operator's own count of writes, as last read
         self._origin = run.origin("kopf", "kubernetes", "aiohttp")
-        self._runners = PlayedRunners(made.core, processes.supervisor, tasks)
         listing = made.custom.list_namespaced_custom_object
         self._adapters = Following(listing, GROUP, VERSION, made.namespace, ADAPTERS)
         self._pools = Following(listing, GROUP, VERSION, made.namespace, POOLS)
         pods = made.core.list_namespaced_pod
-        self._pods = Following(pods, made.namespace, listen=self._runners.hear, label_selector=SELECTOR)
+        self.followed = [
+            self._adapters, self._pools, Following(pods, made.namespace, listen=runners.hear, label_selector=SELECTOR),
+        ]  # fmt: skip
         self._names = [f"adapter-{number:04}" for number in range(options.adapters)]
-        self._counted: Counter[str] = Counter()  # the operator's own count of writes, as last read
-
-    def follow(self) -> Iterable[Any]:
-        """Return what has to run beside the cases."""
-        return [following.run() for following in (self._adapters, self._pools, self._pods)]
-
-    def close(self) -> None:
-        self._runners.close()
 
     def line(self, case: str, metric: str, value: float | None, unit: str, **more: Any) -> Line:
         size = f"{self._options.adapters} adapters, {self._options.runners} runners"
         return self._origin.line(f"{size}: {case}", metric, value, unit, **more)
 
-    # ------------------------------------------------------------------------------------------------------- cases
-
     async def converge(self) -> list[Line]:
         """Create everything at once. Times are since the first object was sent."""
         uris = [self._stage.make_source(number) for number in range(len(self._names))]
-        for following in (self._adapters, self._pools, self._pods):
+        for following in self.followed:
             await following.listed.wait()
         await self._wrote()
         before, start = await self._cpu(), time.perf_counter()
@@ -153,11 +150,10 @@ class Bench:
             cpu_s = after[name] - before[name]
             lines.append(self.line("converge", f"CPU of {name}", cpu_s, "s", bound_fraction=cpu_s / final_s))
         lines.append(self.line("converge", "memory of the operator", total(samples, RSS) / MIB, "MiB"))
-        lines.append(self.line("converge", "API writes", wrote.total, ""))
         lines.append(self.line("converge", "API writes: refused", wrote.refused, ""))
         each = wrote.total / len(self._names)
         lines.append(self.line("converge", "API writes for each adapter", each, "", baseline=MIN_WRITES))
-        return [*lines, *self._by_kind("converge", wrote, 1)]
+        return [*lines, *self._writes("converge", wrote)]
 
     async def rest(self, seconds: float) -> list[Line]:
         """Let nothing change."""
@@ -182,7 +178,7 @@ class Bench:
             everything = len(self._names) + 1
             times = {
                 "ready": await operator.until(operator.ready, "is ready"),
-                "leading": await operator.until(lambda: leads(operator.samples()), "leads"),
+                "leading": await operator.until(lambda: operator_stage.leads(operator.samples()), "leads"),
                 "everything planned": await operator.until(
                     lambda: total(operator.samples(), RECONCILES) >= everything, "plans everything"
                 ),
@@ -202,19 +198,17 @@ class Bench:
                 seconds.append(await change(number) - start)
                 advance(1)
         await asyncio.sleep(QUIET_S)
-        wrote, count = await self._wrote(), len(seconds)
         return [
             self.line(case, "median", statistics.median(seconds), "s"),
-            self.line(case, f"longest of {count}", max(seconds), "s", target=f"<= {MAX_EDIT_S}"),
-            self.line(case, "API writes", wrote.total / count, ""),
-            *self._by_kind(case, wrote, count),
+            self.line(case, f"longest of {len(seconds)}", max(seconds), "s", target=f"<= {MAX_EDIT_S}"),
+            *self._writes(case, await self._wrote(), len(seconds)),
         ]
 
-    def _by_kind(self, case: str, wrote: Writes, count: int) -> Iterator[Line]:
-        for kind, of_kind in wrote.by.most_common():
-            yield self.line(case, f"API writes: {kind}", of_kind / count, "")
-
-    # ------------------------------------------------------------------------------------------------------- steps
+    def _writes(self, case: str, wrote: Writes, changes: int = 1) -> Iterator[Line]:
+        """Yield the writes for each change."""
+        yield self.line(case, "API writes", wrote.total / changes, "")
+        for kind, count in wrote.by.most_common():
+            yield self.line(case, f"API writes: {kind}", count / changes, "")
 
     async def edit(self, number: int) -> float:
         name, uri = self._names[number], self._stage.make_source(len(self._names) + number)
@@ -259,8 +253,6 @@ class Bench:
     def _counts_everything(self, pool: Object) -> bool:
         return self._counts_runners(pool) and pool["status"]["adapters"]["ready"] == len(self._names)
 
-    # -------------------------------------------------------------------------------------------------- what it cost
-
     async def _samples(self) -> list[Sample]:
         return await asyncio.to_thread(self._stage.operator.samples)
 
@@ -272,38 +264,44 @@ class Bench:
 
     async def _wrote_until_quiet(self) -> Writes:
         """Since the last call, until the last Event of it is out. Raises NotInTime when the operator writes on."""
-        wrote = await self._wrote()
-        with in_time(f"the operator still writes {SETTLE_S:.0f} s after every status was final"):
-            async with asyncio.timeout(SETTLE_S):
-                while True:
-                    await asyncio.sleep(QUIET_S)
-                    if not (more := await self._wrote()).total:
-                        return wrote
-                    wrote += more
+        wrote, end = await self._wrote(), time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            await asyncio.sleep(QUIET_S)
+            if not (more := await self._wrote()).total:
+                return wrote
+            wrote += more
+        raise NotInTime(f"the operator still writes {SETTLE_S:.0f} s after every status was final")
 
     async def _wrote(self) -> Writes:
-        """Since the last call."""
-        counted = _own_count(await self._samples())
+        """Return what the operator wrote since the last call, Leases aside: who renews one changes nothing."""
+        samples = await self._samples()
+        counted = Counter({each.labels["action"]: round(each.value) for each in samples if each.name == WRITTEN})
         since, self._counted = counted - self._counted, counted
         if self._log is None:
             return Writes(since, None)
-        return await self._log.writes(OPERATOR, self._cluster.namespace)
+        await self._cluster.mark(mark := f"weft-bench-{secrets.token_hex(8)}")
+        writes = [
+            each
+            for each in await self._logged(self._log, mark)
+            if (each.agent, each.namespace) == (OPERATOR, self._cluster.namespace) and each.resource != "leases"
+        ]
+        kinds = (f"{each.verb} {each.resource}/{each.subresource}".rstrip("/") for each in writes)
+        return Writes(Counter(kinds), sum(each.code >= 400 for each in writes))
 
-
-@contextmanager
-def in_time(otherwise: str) -> Generator[None]:
-    """Raises NotInTime with these words in the place of a TimeoutError."""
-    try:
-        yield
-    except TimeoutError as error:
-        raise NotInTime(otherwise) from error
+    async def _logged(self, log: AuditLog, mark: str) -> list[Write]:
+        """Return the writes of everybody before that of our mark; the next call goes on behind it. Raises NotLogged."""
+        end = time.monotonic() + LOGGED_S
+        while time.monotonic() < end:
+            writes = list(log.since(self._logged_to))
+            for number, write in enumerate(writes):
+                if write.manager == mark:
+                    self._logged_to = write.end
+                    return writes[:number]
+            await asyncio.sleep(LOG_POLL_S)
+        raise NotLogged(f"{log.path} has no write of ours after {LOGGED_S:.0f} s: is it this API server's audit log?")
 
 
 def is_current(adapter: Object) -> bool:
     """Ready, and the status is of the present spec."""
     generation: Any = adapter["metadata"]["generation"]
     return is_ready(adapter) and adapter["status"].get("observedGeneration") == generation
-
-
-def _own_count(samples: Iterable[Sample]) -> Counter[str]:
-    return Counter({s.labels["action"]: round(s.value) for s in samples if s.name == WRITTEN})

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,7 +26,6 @@ from weft_stage import sse
 from weft_stage.cpu_models import adapter, base_model, cache_dir, files
 from weft_stage.lines import Line, percentile
 from weft_stage.playing import Ask
-from weft_stage.shapes import Shape
 from weft_stage.sse import WORDS
 from weft_stage.stack import Stack, quickstart
 
@@ -63,9 +63,6 @@ def figures(options: cases.RequestPath, run: Run) -> Iterator[Line]:
     yield from _quickstart(options, run) if options.model_shape is None else _random_model(options, run)
 
 
-# ---- the quickstart
-
-
 def _quickstart(options: cases.RequestPath, run: Run) -> Iterator[Line]:
     """Measure all cases on one stack; a few requests of a case's own kind warm it up."""
     origin = run.origin()
@@ -74,9 +71,7 @@ def _quickstart(options: cases.RequestPath, run: Run) -> Iterator[Line]:
         for case in (ONE, MANY, SHORT, LONG):
             warm = list(bodies(models, case, case.streams + len(models), options.seed + 1))
             asyncio.run(sse.run("127.0.0.1", stack.port, warm, case.streams))
-            asked, before = list(bodies(models, case, case.requests, options.seed)), _used(stack)
-            answers = asyncio.run(sse.run("127.0.0.1", stack.port, asked, case.streams))
-            used = {name: seconds - before[name] for name, seconds in _used(stack).items()}
+            answers, used = _sent(stack, list(bodies(models, case, case.requests, options.seed)), case.streams)
             for metric, value, unit in _path_figures(case, answers, used):
                 yield origin.line(case.name, metric, value, unit, target=TARGETS.get((case.name, metric)))
 
@@ -90,17 +85,23 @@ def bodies(models: Sequence[str], case: Case, count: int, seed: int) -> Iterator
         yield {"model": models[number % len(models)], "prompt": prompt, "temperature": 0, **length}
 
 
+def _sent(stack: Stack, sent: Sequence[dict[str, Any]], streams: int) -> tuple[list[sse.Streamed], dict[str, float]]:
+    """Send requests. Returns the answers and the seconds that they took: wall, of steps, of CPU by process."""
+    before, start, own_s = _used(stack), time.perf_counter(), time.process_time()
+    answers = asyncio.run(sse.run("127.0.0.1", stack.port, sent, streams))
+    clocks = {"wall": time.perf_counter() - start, CLIENT: time.process_time() - own_s}
+    return answers, clocks | {name: seconds - before[name] for name, seconds in _used(stack).items()}
+
+
 def _used(stack: Stack) -> dict[str, float]:
-    """Return the seconds until now: of the clock, of the runner's steps, of the processes' CPU by name."""
-    cpu_s = {name: stack.metric(name, CPU) for name in COMPONENTS}
-    clocks = {"wall": time.perf_counter(), "busy": stack.metric(RUNNER, BUSY), CLIENT: time.process_time()}
-    return {**clocks, **cpu_s}
+    """Return the seconds until now of the runner's steps, and of the processes' CPU by name."""
+    return {"busy": stack.metric(RUNNER, BUSY), **{name: stack.metric(name, CPU) for name in COMPONENTS}}
 
 
 def _path_figures(
     case: Case, answers: Sequence[sse.Streamed], used: Mapping[str, float]
 ) -> Iterator[tuple[str, float, str]]:
-    """Yield metric, value and unit. `used`: seconds that the case took, as `_used` names them."""
+    """Yield metric, value and unit. `used`: as `_sent` returns it."""
     count, tokens, wall_s = len(answers), sum(answer.tokens for answer in answers), used["wall"]
     yield "requests", count / wall_s, "1/s"
     yield "output tokens", tokens / wall_s, "1/s"
@@ -119,20 +120,6 @@ def _path_figures(
     yield "the client's CPU", used[CLIENT] / wall_s, "cores"
 
 
-# ---- a random model, beside the engine alone
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Tokens a second of both; cores that the client took; share of the time in which the runner computed."""
-
-    engine: float
-    stack: float
-    client: float
-    busy: float
-    ttft_s: Sequence[float]
-
-
 def _random_model(options: cases.RequestPath, run: Run) -> Iterator[Line]:
     """Alternate the engine alone and the whole stack. The base and its adapters take turns over the requests."""
     assert options.model_shape is not None
@@ -140,49 +127,39 @@ def _random_model(options: cases.RequestPath, run: Run) -> Iterator[Line]:
     shape, rng, origin = SHAPES[name], random.Random(options.seed), run.origin("tokenizers")
     base = base_model(folder, name, shape)
     adapters = [adapter(folder, name, shape, number, RANK) for number in range(ADAPTERS)]
+    digests = ["", *(path.name for path in adapters)]
     sizes = Sizes(
         rows=streams, slots=ADAPTERS, context_tokens=PROMPT_TOKENS + OUTPUT_TOKENS, batch_tokens=512, prefills=1,
         adapter_pages=adapter_pages(shape, ADAPTERS * lora_bytes(shape, RANK), ADAPTERS), token_time_ms=100,
         profile=True,
     )  # fmt: skip
-    rounds = list[Round]()
+    engine_rates, rates, clients, busy, ttft_s = (list[float]() for _ in range(5))
     with TemporaryDirectory(prefix="weft-bench-") as scratch:
         manifests = write_manifests(Path(scratch) / "manifests", base, adapters, shape, sizes)
         with Subject(files(base), sizes) as subject, Stack(manifests, Path(scratch) / "data") as stack:
             subject.adapters.paths.update({path.name: path for path in adapters})
             stack.wait_for_models(ADAPTERS + 1, timeout_s=READY_S)
             for number in range(options.repetitions + 1):
-                both = _round(subject, stack, _asks(rng, shape, adapters, streams), streams)
-                rounds += [both] if number else ()
-    case, engine = f"{name}, {streams} streams", median(each.engine for each in rounds)
-    share = median(each.stack / each.engine for each in rounds)
-    yield origin.line(case, "output tokens", median(each.stack for each in rounds), "tokens/s", baseline=engine)
+                made = prompts(rng, streams * REQUESTS_PER_STREAM, PROMPT_TOKENS, shape.vocab)
+                asks = [Ask(digest, prompt, OUTPUT_TOKENS) for digest, prompt in zip(cycle(digests), made)]
+                alone = subject.play(asks, streams=streams)
+                answers, used = _sent(stack, [_body(ask) for ask in asks], streams)
+                if number:
+                    engine_rates.append(alone.tokens / alone.wall_s)
+                    rates.append(sum(answer.tokens for answer in answers) / used["wall"])
+                    clients.append(used[CLIENT] / used["wall"])
+                    busy.append(used["busy"] / used["wall"])
+                    ttft_s += [answer.first - answer.start for answer in answers]
+    case, engine = f"{name}, {streams} streams", median(engine_rates)
+    share = median(rate / alone for rate, alone in zip(rates, engine_rates, strict=True))
+    yield origin.line(case, "output tokens", median(rates), "tokens/s", baseline=engine)
     yield origin.line(case, "of the engine alone", share, "share", target=OF_ENGINE_TARGETS.get(case))
-    yield origin.line(case, "the client's CPU", median(each.client for each in rounds), "cores")
-    yield origin.line(case, "time outside the runner", 1 - median(each.busy for each in rounds), "share")
-    ttft_s = [seconds for each in rounds for seconds in each.ttft_s]
+    yield origin.line(case, "the client's CPU", median(clients), "cores")
+    yield origin.line(case, "time outside the runner", 1 - median(busy), "share")
     for percent in (50, 99):
         yield origin.line(case, f"time to first token p{percent}", 1e3 * percentile(ttft_s, percent), "ms")
 
 
-def _asks(rng: random.Random, shape: Shape, adapters: Sequence[Path], streams: int) -> list[Ask]:
-    names = ["", *(path.name for path in adapters)]
-    made = prompts(rng, streams * REQUESTS_PER_STREAM, PROMPT_TOKENS, shape.vocab)
-    return [Ask(names[number % len(names)], prompt, OUTPUT_TOKENS) for number, prompt in enumerate(made)]
-
-
-def _round(subject: Subject, stack: Stack, asks: Sequence[Ask], streams: int) -> Round:
-    alone = subject.play(asks, streams=streams)
-    sent = [
-        {
-            "model": f"{NAMESPACE}/{ask.adapter}" if ask.adapter else MODEL, "prompt": list(ask.prompt),
-            "temperature": 0, "max_tokens": ask.tokens,
-        }
-        for ask in asks
-    ]  # fmt: skip
-    busy_s, cpu_s, start = stack.metric(RUNNER, BUSY), time.process_time(), time.perf_counter()
-    answers = asyncio.run(sse.run("127.0.0.1", stack.port, sent, streams))
-    wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
-    busy_s = stack.metric(RUNNER, BUSY) - busy_s
-    tokens, ttft_s = sum(answer.tokens for answer in answers), [answer.first - answer.start for answer in answers]
-    return Round(alone.tokens / alone.wall_s, tokens / wall_s, cpu_s / wall_s, busy_s / wall_s, ttft_s)
+def _body(ask: Ask) -> dict[str, Any]:
+    model = f"{NAMESPACE}/{ask.adapter}" if ask.adapter else MODEL
+    return {"model": model, "prompt": list(ask.prompt), "temperature": 0, "max_tokens": ask.tokens}

@@ -28,7 +28,6 @@ from urllib.parse import urlsplit
 import pytest
 from kubernetes.client import AuthenticationV1Api, V1SelfSubjectReview
 
-from harness.cluster.audit import AuditLog, Write
 from harness.cluster.rights import Rules, grants
 from weft_devcluster import machine, tools
 from weft_devcluster.access import Access, Endpoint, access
@@ -39,6 +38,7 @@ from weft_devcluster.errors import ClusterError, Refused
 from weft_devcluster.folders import owned_folder
 from weft_devcluster.objects import path_of
 from weft_devcluster.processes import wait_until
+from weft_stage.audit import AuditLog, Write
 
 GIVEN = bool(os.environ.get("KUBECONFIG"))  # as it was when the tests began: some set it for themselves
 CONTEXT = "weft-test"

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("smallest")
 
 def test_cells_by_budget_rows_and_popularity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_bench.figures.offload.READ_S", 0.01)
+    monkeypatch.setattr("weft_runner.model.tiers.disk_rates.BLOCK", 4096)  # the smallest model's file is shorter
     folders = ["--models", str(tmp_path / "models"), "--docs", str(tmp_path / "docs")]
     command = ["offload", "--quick", "--shapes", "tiny", "--shares", "90,100", "--rows", "1,3", "--threads", "1"]
     ended = CliRunner().invoke(app, [*command, *folders])

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cluster.audit import AuditLog
 from weft_devcluster.bag import BAGS, Network
+from weft_stage.audit import AuditLog
 
 INDICES = st.integers(0, BAGS - 1)
 
@@ -16,6 +16,7 @@ INDICES = st.integers(0, BAGS - 1)
 def event(**changes: Any) -> str:
     basic = {
         "auditID": "1",
+        "stage": "ResponseComplete",
         "verb": "patch",
         "requestURI": "/api/v1/namespaces/a/pods/b?fieldManager=weft-operator&force=true",
         "user": {"username": "somebody"},

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from weft_bench.control_cases import BUSY, PlayedRunner
+from weft_bench.control_cases import BUSY, Amounts, PlayedRunner
 from weft_bench.figures import control
 from weft_bench.run import Run
 from weft_stage.lines import Origin
 
-TINY = control.Amounts(
+TINY = Amounts(
     runners=2, rounds=2, host_copies=20, adapters=200, fleet=3, decisions=30, messages=20
 )  # of requests 100 for each runner: more than run
 
@@ -29,7 +29,7 @@ class CheckedRun(Run):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", control.CASES)
 def test_every_figure_of_a_case_is_measured(case: str, tmp_path: Path) -> None:
-    lines = list(control.CASES[case](Origin("c", "m", "v"), TINY, CheckedRun("control", tmp_path)))
+    lines = list(control.case_figures(case, Origin("c", "m", "v"), TINY, CheckedRun("control", tmp_path)))
     assert lines
     assert all(line.value is not None for line in lines)
     assert any(line.target for line in lines)

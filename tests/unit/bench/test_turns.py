@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from weft_bench import turns
+from weft_bench.cases import Turns
 from weft_bench.main import app
-from weft_bench.turns import Case, Interval, Options, Result, Worker
+from weft_bench.turns import Case, Interval, Result, Worker
 from weft_stage.errors import PeerFailed
 
 
@@ -44,7 +45,7 @@ class Played:
         return {"cpu_s": cpu_s * what["repeats"], "wall_s": 0.01 * what["repeats"], "units": what["repeats"]}
 
 
-def played(log: list[str], options: Options, *new_s: float) -> Result:
+def played(log: list[str], options: Turns, *new_s: float) -> Result:
     sides = {"old": Played("old", log, 0.1), "new": Played("new", log, *new_s)}
     workers = cast("dict[str, Worker]", sides)
     (result,) = turns.rounds(workers, [Case("c", {})], options, lambda _: None)
@@ -53,7 +54,7 @@ def played(log: list[str], options: Options, *new_s: float) -> Result:
 
 def test_the_sides_take_turns_with_equal_work_and_the_order_alternates() -> None:
     log = list[str]()
-    result = played(log, Options(Path(), rounds=3), 0.05)
+    result = played(log, Turns(Path(), rounds=3), 0.05)
     assert log[-6:] == [
         "old 0, c, 0 2",
         "new 0, c, 0 2",
@@ -64,16 +65,16 @@ def test_the_sides_take_turns_with_equal_work_and_the_order_alternates() -> None
     ]
     assert result.taken["new"] == [(0.05, 0.01)] * 3
     assert str(result.intervals[0]) == "0.5000 [0.5000, 0.5000]"
-    assert result.verdict(Options(Path())) == "c: new takes 50.0% less CPU; the interval is +-0.00 % after 3 rounds"
+    assert result.verdict(Turns(Path())) == "c: new takes 50.0% less CPU; the interval is +-0.00 % after 3 rounds"
 
 
 def test_rounds_are_added_until_the_interval_is_narrow_or_their_number_is_reached() -> None:
     noise = (0.1, 0.104)
-    narrow = Options(Path(), rounds=2, target_percent=3.0, max_rounds=50)
+    narrow = Turns(Path(), rounds=2, target_percent=3.0, max_rounds=50)
     result = played([], narrow, *noise)
     assert 2 < result.rounds < 50
     assert result.intervals[0].percent <= 3.0
-    bounded = Options(Path(), rounds=2, target_percent=0.1, max_rounds=6)
+    bounded = Turns(Path(), rounds=2, target_percent=0.1, max_rounds=6)
     result = played([], bounded, *noise)
     assert result.rounds == 6
     assert result.verdict(bounded).endswith("after 6 rounds, wider than the target of 0.1 %")

@@ -1,4 +1,4 @@
-"""Who wrote what: the API server's own audit log of every writing request, read back as values."""
+"""Who wrote what: an API server's audit log (JSON lines, level Metadata or more), read back as values."""
 
 import json
 from collections.abc import Iterator
@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+READING = frozenset(("get", "list", "watch"))
+
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One writing request that reached the API server, also a refused one (`code` >= 400) and a dry run."""
+    """One writing request that reached the API server, also a refused one (`code` >= 400) and a dry run.
+
+    `end`: the position in the log behind it, a mark.
+    """
 
     at: str
     user: str
+    agent: str
     verb: str
     group: str
     resource: str
@@ -24,6 +30,7 @@ class Write:
     manager: str
     dry_run: bool
     audit_id: str
+    end: int
 
     @property
     def accepted(self) -> bool:
@@ -43,18 +50,22 @@ class AuditLog:
     def since(self, mark: int) -> Iterator[Write]:
         """Yield the writes whose answer was finished after the mark, in the order of their ends."""
         with self.path.open("rb") as lines:
-            lines.seek(mark)
+            lines.seek(max(mark - 1, 0))
+            mark = max(mark - 1, 0) + (len(lines.readline()) if mark else 0)  # the mark may lie in a half-written line
             for line in lines:
-                if line.endswith(b"\n"):  # the last one may be half written
-                    yield _write(json.loads(line))
+                mark += len(line)
+                event = json.loads(line) if line.endswith(b"\n") else {}  # the last one may be half written
+                if event.get("stage") == "ResponseComplete" and event["verb"] not in READING:
+                    yield _write(event, mark)
 
 
-def _write(event: dict[str, Any]) -> Write:
+def _write(event: dict[str, Any], end: int) -> Write:
     target = event.get("objectRef", {})
     query = parse_qs(urlsplit(event["requestURI"]).query)
     return Write(
         at=event["stageTimestamp"],
         user=event.get("impersonatedUser", event["user"])["username"],
+        agent=event.get("userAgent", ""),
         verb=event["verb"],
         group=target.get("apiGroup", ""),
         resource=target.get("resource", ""),
@@ -65,4 +76,5 @@ def _write(event: dict[str, Any]) -> Write:
         manager=query.get("fieldManager", [""])[0],
         dry_run="dryRun" in query,
         audit_id=event["auditID"],
+        end=end,
     )

@@ -1,8 +1,7 @@
-"""One side of `weft bench turns`: run by path, with the PYTHONPATH of the checkout that it measures.
+"""One side of `weft bench turns`, served by `serve.py` with the PYTHONPATH of the checkout that it measures.
 
-It imports the product alone, and little of it: an older checkout need not know `turns`. The first line of standard
-input says what to load. Each further line asks for a case, and is answered in a line with the seconds of the case's
-timed parts (`wall_s`, `cpu_s`) and the units of work in them (`units`).
+It imports the product alone, and little of it: an older checkout need not know `turns`. Each case is answered with the
+seconds of its timed parts (`wall_s`, `cpu_s`) and the units of work in them (`units`).
 """
 
 import asyncio
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -28,25 +28,21 @@ from weft.artifacts.digest import FileEntry, build_manifest, digest_of, hex_of
 from weft.domain import machine, prediction, request, routes, runner
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
-from weft.domain.machine import Connected, Kind, Peer, Received
+from weft.domain.machine import Connected, Kind, Peer, Received, Send
 from weft.wire.codec import cluster, scheduling, session
 from weft.wire.serving import SERVER_OPTIONS
 from weft.wire.streams import SendQueue, serve_stream
-from weft.wire.v1 import (
-    common_pb2,
-    predictor_pb2,
-    predictor_pb2_grpc,
-    runner_pb2,
-    runner_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-)
+from weft.wire.v1 import common_pb2, predictor_pb2, runner_pb2, scheduler_pb2
+from weft.wire.v1.predictor_pb2_grpc import PredictorServicer, add_PredictorServicer_to_server
+from weft.wire.v1.runner_pb2_grpc import RunnerServicer, add_RunnerServicer_to_server
+from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 
 PROMPT_TOKENS, DECODE_PROMPT_TOKENS, DECODE_TOKENS = 128, 64, 32  # a decode's prompts are not timed
 RUNNERS, BUSY, BATCH, ADAPTERS = 20, 16, 64, 100  # of the cores: requests of a runner; requests that begin at a time
 REQUESTS, STREAMS, REFUSALS, ANSWER_TOKENS = 128, 8, 400, 4
 POOL, KEY, MODEL = "team/base", "sk-weft-turns", "tiny"
 START_S = 120.0
+REGISTRY, GATEWAY, SUPERVISOR = Peer(Kind.REGISTRY, "r"), Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s")
 Starts = list[tuple[Peer, request.Start]]
 
 
@@ -54,15 +50,23 @@ class Clock:
     """Wall and CPU seconds inside the `with` blocks; `cpu` reads a process's CPU seconds, by default this one's."""
 
     def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
-        self.wall_s = self.cpu_s = 0.0
-        self._cpu = cpu
+        self.wall_s, self.seconds, self._cpu = 0.0, list[float](), cpu  # `seconds`: the CPU's, of each block
 
     def __enter__(self) -> None:
         self._wall_at, self._cpu_at = time.perf_counter(), self._cpu()
 
     def __exit__(self, *_: object) -> None:
-        self.cpu_s += self._cpu() - self._cpu_at
+        self.seconds.append(self._cpu() - self._cpu_at)
         self.wall_s += time.perf_counter() - self._wall_at
+
+
+def connect(scheduler: Any, registry: routes.RegistryChange) -> None:
+    """Connect a scheduler's core with its peers, who tell all that they have."""
+    for event in (
+        Connected(REGISTRY), Received(REGISTRY, registry), Connected(GATEWAY),
+        Received(GATEWAY, request.ResubmitComplete()), Connected(SUPERVISOR), Received(SUPERVISOR, routes.Keys(())),
+    ):  # fmt: skip
+        scheduler.handle(event, 0.0)
 
 
 class Engine:
@@ -107,30 +111,30 @@ class Engine:
         """Run a request a row and time its prefill (`tokens` 1) or the steps with all rows in decode; their number."""
         self._first.clear()
         self._ended.clear()
-        starts, length = list[request.Start](), PROMPT_TOKENS if tokens == 1 else DECODE_PROMPT_TOKENS
-        for adapter in adapters:
-            self._posted += 1
-            prompt = tuple(rng.randrange(5, self._vocab) for _ in range(length))  # 0 to 4 are special
-            starts.append(
-                request.Start(
-                    str(self._posted), Epoch(1, self._posted), prompt, (), max_tokens=tokens, reservation_tokens=tokens,
-                    adapter=adapter, sampling=request.Sampling(ignore_eos=True),
-                )
-            )  # fmt: skip
+        rows, length = len(adapters), PROMPT_TOKENS if tokens == 1 else DECODE_PROMPT_TOKENS
+        starts = [self._start(adapter, rng, length, tokens) for adapter in adapters]
         with clock if tokens == 1 else Clock():
             for start in starts:
                 self._engine.post(Received(self._peer, start))
-            self._until(lambda: len(self._first) == len(starts))
+            self._until(lambda: len(self._first) == rows)
         if tokens == 1:
             return 1
         before = self._tokens
         with clock:
             self._until(lambda: bool(self._ended))
-        steps = (self._tokens - before) // len(starts)
-        self._until(lambda: len(self._ended) == len(starts))
+        steps = (self._tokens - before) // rows
+        self._until(lambda: len(self._ended) == rows)
         if not steps:
-            raise RuntimeError(f"expected steps with all {len(starts)} rows, got none")
+            raise RuntimeError(f"expected steps with all {rows} rows, got none")
         return steps
+
+    def _start(self, adapter: str, rng: random.Random, length: int, tokens: int) -> request.Start:
+        self._posted += 1
+        prompt = tuple(rng.randrange(5, self._vocab) for _ in range(length))  # 0 to 4 are special
+        return request.Start(
+            str(self._posted), Epoch(1, self._posted), prompt, (), max_tokens=tokens, reservation_tokens=tokens,
+            adapter=adapter, sampling=request.Sampling(ignore_eos=True),
+        )  # fmt: skip
 
     def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
@@ -157,21 +161,15 @@ class Cores:
     def __init__(self) -> None:
         self._parts: Any = import_module("weft_gateway.core")
         core: Any = import_module("weft_scheduler.core")
-        self._as_gateway, self._as_supervisor = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s")
         self._gateway = self._parts.Gateway(self._parts.GatewayConfig(), "g", scheduling.outcome_bytes)
         self._scheduler = core.Scheduler(core.SchedulerConfig(), 1)
         self._now, self._count, self._starts, self._chance = 0.0, 0, Starts(), random.Random(0)
         self._clocks = {kind: Clock() for kind in ("path", "decisions", "reports")}
         names = [(f"ns{i}/a{i}", f"ns{i}", POOL, f"sha256:{i:064x}", 16) for i in range(ADAPTERS)]
         self._routes = tuple(routes.Route(*name) for name in names)
-        registry, pool = Peer(Kind.REGISTRY, "r"), routes.PoolSpec(POOL, "sha256:base", "base", max_queue=10**9)
         adapters = tuple(routes.AdapterSpec(*name, f"uid-{i}") for i, name in enumerate(names))
-        for event in (
-            Connected(registry), Received(registry, routes.RegistryChange(True, (pool,), adapters)),
-            Connected(self._as_gateway), Received(self._as_gateway, request.ResubmitComplete()),
-            Connected(self._as_supervisor), Received(self._as_supervisor, routes.Keys(())),
-        ):  # fmt: skip
-            self._scheduler.handle(event, self._now)
+        pool = routes.PoolSpec(POOL, "sha256:base", "base", max_queue=10**9)
+        connect(self._scheduler, routes.RegistryChange(True, (pool,), adapters))
         ready = self._parts.TokenizerChanged("sha256:base", self._parts.TokenizerState.READY)
         pools = (routes.PoolRoute(POOL, "sha256:base", "base", 4096, 1),)
         table = Received(self._parts.SCHEDULER, routes.Routes(1, True, routes=self._routes, pools=pools))
@@ -214,10 +212,9 @@ class Cores:
         """Let each runner tell of a token of each of its answers; the last step has none, and ends them."""
         for position in range(ANSWER_TOKENS + 1):
             finish, tokens = (request.FinishReason.EOS, ()) if position == ANSWER_TOKENS else (None, (7,))
-            rows: dict[Peer, list[request.SequenceTokens]] = {}
+            rows = defaultdict[Peer, list[request.SequenceTokens]](list)
             for peer, start in starts:
-                row = request.SequenceTokens(start.request_id, start.epoch, position, tokens, finish)
-                rows.setdefault(peer, []).append(row)
+                rows[peer].append(request.SequenceTokens(start.request_id, start.epoch, position, tokens, finish))
             steps = [(peer, _bytes(session.RUNNER_TO_GATEWAY, request.Step(1, own))) for peer, own in rows.items()]
             with self._clocks["path"]:
                 for peer, raw in steps:
@@ -226,19 +223,18 @@ class Cores:
 
     def _report(self, begun: Iterable[tuple[Peer, request.Start]], ended: Iterable[tuple[Peer, request.Start]]) -> None:
         """Let each runner report what began and ended there; the first report of all is full."""
-        fresh: dict[str, list[runner.SequenceState]] = {}
-        over: dict[str, list[str]] = {}
+        fresh, over = defaultdict[str, list[Any]](list), defaultdict[str, list[str]](list)
         for peer, start in begun:
             state = (start.request_id, start.epoch, "g", start.adapter, 1, start.reservation_tokens, 1)
-            fresh.setdefault(peer.name.partition("/")[0], []).append(runner.SequenceState(*state))
+            fresh[peer.name.partition("/")[0]].append(runner.SequenceState(*state))
         for peer, start in ended:
-            over.setdefault(peer.name.partition("/")[0], []).append(start.request_id)
+            over[peer.name.partition("/")[0]].append(start.request_id)
         sent = list[bytes]()
         for name, version in self._versions.items():
-            full, states = not version, fresh.get(name.uuid, [])
+            full, states = not version, fresh[name.uuid]
             self._versions[name] += 1
             adapters = [AdapterState(digest, Tier.DEVICE) for digest in sorted({state.adapter for state in states})]
-            figures, gone = runner.RunnerFigures(2048, desired_version=1), tuple(over.get(name.uuid, ()))
+            figures, gone = runner.RunnerFigures(2048, desired_version=1), tuple(over[name.uuid])
             report = runner.RunnerReport(version + 1, full, figures, states, gone, adapters=adapters)
             spec = runner.RunnerSpec(name, "a:1", POOL, 16, 4096, 64, 64, 64, 4096) if full else None
             reported = runner.ReportedRunner(name, report, spec)
@@ -247,33 +243,33 @@ class Cores:
             for raw in sent:
                 message = scheduler_pb2.SupervisorToScheduler.FromString(raw)
                 decoded = cluster.SUPERVISOR_TO_SCHEDULER.decode(message)
-                self._scheduler.handle(Received(self._as_supervisor, decoded), self._now)
+                self._scheduler.handle(Received(SUPERVISOR, decoded), self._now)
 
     def _feed(self, event: Any) -> None:
         """Hand the gateway's core an event, and what it sends to its peers, who answer."""
         for effect in self._gateway.handle(event, self._now):
             if isinstance(effect, self._parts.OpenSession):
                 self._feed(Connected(effect.peer))
-            elif not isinstance(effect, machine.Send):
+            elif not isinstance(effect, Send):
                 continue
             elif isinstance(effect.message, request.Start):
                 _bytes(session.GATEWAY_TO_RUNNER, effect.message)
                 self._starts.append((effect.peer, effect.message))
             elif effect.peer.kind is Kind.SCHEDULER:
-                raw = _bytes(scheduling.GATEWAY_TO_SCHEDULER, effect.message)
-                self._schedule(scheduling.GATEWAY_TO_SCHEDULER.decode(scheduler_pb2.GatewayToScheduler.FromString(raw)))
+                direction, raw_type = scheduling.GATEWAY_TO_SCHEDULER, scheduler_pb2.GatewayToScheduler
+                self._schedule(direction.decode(raw_type.FromString(_bytes(direction, effect.message))))
 
     def _schedule(self, message: Any) -> None:
         """Hand the scheduler's core a message of the gateway, and the gateway the answers. Outcomes are stored."""
         with self._clocks["decisions"] if isinstance(message, request.Submit) else Clock():
-            effects = list(self._scheduler.handle(Received(self._as_gateway, message), self._now))
+            effects = list(self._scheduler.handle(Received(GATEWAY, message), self._now))
         if isinstance(message, request.OutcomeReport):
-            stored = Received(self._as_supervisor, request.OutcomeAck((message.request_id,)))
+            stored = Received(SUPERVISOR, request.OutcomeAck((message.request_id,)))
             effects += self._scheduler.handle(stored, self._now)
         for effect in effects:
-            if isinstance(effect, machine.Send) and effect.peer == self._as_gateway:
-                raw = _bytes(scheduling.SCHEDULER_TO_GATEWAY, effect.message)
-                answer = scheduling.SCHEDULER_TO_GATEWAY.decode(scheduler_pb2.SchedulerToGateway.FromString(raw))
+            if isinstance(effect, Send) and effect.peer == GATEWAY:
+                direction, raw_type = scheduling.SCHEDULER_TO_GATEWAY, scheduler_pb2.SchedulerToGateway
+                answer = direction.decode(raw_type.FromString(_bytes(direction, effect.message)))
                 self._feed(Received(self._parts.SCHEDULER, answer))
 
 
@@ -285,7 +281,7 @@ def _bytes_of(_token: int) -> bytes:
     return b"a"
 
 
-class Peers(scheduler_pb2_grpc.SchedulerServicer, runner_pb2_grpc.RunnerServicer, predictor_pb2_grpc.PredictorServicer):
+class Peers(SchedulerServicer, RunnerServicer, PredictorServicer):
     """The peers of a gateway, played: each request is placed at once and answered, a token a step."""
 
     address = ""
@@ -301,39 +297,34 @@ class Peers(scheduler_pb2_grpc.SchedulerServicer, runner_pb2_grpc.RunnerServicer
     async def Gateway(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         out: SendQueue[Any] = SendQueue()
         out.put(scheduler_pb2.SchedulerToGateway(routes=self._routes))
-
-        def take(message: Any) -> None:
-            if message.HasField("submit"):
-                self._count += 1
-                placed: dict[str, Any] = {
-                    "request_id": message.submit.request_id,
-                    "runner": self._runner,
-                    "address": self.address,
-                }
-                epoch = common_pb2.Epoch(term=1, counter=self._count)
-                assign = scheduler_pb2.Assign(epoch=epoch, reservation_tokens=8, **placed)
-                out.put(scheduler_pb2.SchedulerToGateway(assign=assign))
-            elif message.HasField("outcome_report"):
-                ack = scheduler_pb2.OutcomeAck(request_ids=[message.outcome_report.request_id])
-                out.put(scheduler_pb2.SchedulerToGateway(outcome_ack=ack))
-
-        async for message in serve_stream(request_iterator, context, out, take):
+        async for message in serve_stream(request_iterator, context, out, partial(self._place, out)):
             yield message
+
+    def _place(self, out: SendQueue[Any], message: Any) -> None:
+        if message.HasField("submit"):
+            self._count += 1
+            assign = scheduler_pb2.Assign(
+                request_id=message.submit.request_id, runner=self._runner, address=self.address,
+                epoch=common_pb2.Epoch(term=1, counter=self._count), reservation_tokens=8,
+            )  # fmt: skip
+            out.put(scheduler_pb2.SchedulerToGateway(assign=assign))
+        elif message.HasField("outcome_report"):
+            ack = scheduler_pb2.OutcomeAck(request_ids=[message.outcome_report.request_id])
+            out.put(scheduler_pb2.SchedulerToGateway(outcome_ack=ack))
 
     async def Session(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         out: SendQueue[Any] = SendQueue()
-
-        def take(message: Any) -> None:
-            if message.HasField("hello"):
-                out.put(runner_pb2.RunnerToGateway(ready=runner_pb2.SessionReady(runner=self._runner)))
-            for position in range(ANSWER_TOKENS * message.HasField("start")):
-                epoch, name = Epoch(message.start.epoch.term, message.start.epoch.counter), message.start.request_id
-                end = request.FinishReason.LENGTH if position == ANSWER_TOKENS - 1 else None
-                row = request.SequenceTokens(name, epoch, position, (20 + position,), end)
-                out.put(session.RUNNER_TO_GATEWAY.encode(request.Step(position + 1, [row])))
-
-        async for message in serve_stream(request_iterator, context, out, take):
+        async for message in serve_stream(request_iterator, context, out, partial(self._answer, out)):
             yield message
+
+    def _answer(self, out: SendQueue[Any], message: Any) -> None:
+        if message.HasField("hello"):
+            out.put(runner_pb2.RunnerToGateway(ready=runner_pb2.SessionReady(runner=self._runner)))
+        for position in range(ANSWER_TOKENS * message.HasField("start")):
+            epoch, name = Epoch(message.start.epoch.term, message.start.epoch.counter), message.start.request_id
+            end = request.FinishReason.LENGTH if position == ANSWER_TOKENS - 1 else None
+            row = request.SequenceTokens(name, epoch, position, (20 + position,), end)
+            out.put(session.RUNNER_TO_GATEWAY.encode(request.Step(position + 1, [row])))
 
     async def Predictions(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         async for asked in request_iterator:
@@ -366,9 +357,9 @@ class Gateway:
 
     async def _serve(self, peers: Peers) -> str:
         self._server: Any = import_module("grpc.aio").server(options=SERVER_OPTIONS)
-        scheduler_pb2_grpc.add_SchedulerServicer_to_server(peers, self._server)
-        runner_pb2_grpc.add_RunnerServicer_to_server(peers, self._server)
-        predictor_pb2_grpc.add_PredictorServicer_to_server(peers, self._server)
+        add_SchedulerServicer_to_server(peers, self._server)
+        add_RunnerServicer_to_server(peers, self._server)
+        add_PredictorServicer_to_server(peers, self._server)
         peers.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return peers.address
@@ -377,9 +368,8 @@ class Gateway:
         end = time.monotonic() + START_S
         while self._process.poll() is None and time.monotonic() < end:
             try:
-                if await _ask(await self._connected(), _get("/readyz")) == 200:
-                    return
-            except OSError:
+                return await _ask(await self._connected(), _get("/readyz"))
+            except (OSError, RuntimeError):
                 await asyncio.sleep(0.1)
         raise RuntimeError(f"the gateway is not ready: {self._log.read_text(errors='replace')[-1000:]}")
 
@@ -399,7 +389,7 @@ class Gateway:
         for _ in range(asked["repeats"]):
             with clock:
                 sent = _post("unknown" if refused else KEY)
-                await asyncio.gather(*(_client(each, sent, count, status) for each in ends))
+                await asyncio.gather(*(_ask(each, sent, status, count) for each in ends))
         for _, writer in ends:
             writer.close()
         return asked["repeats"] * streams * count
@@ -408,21 +398,17 @@ class Gateway:
         return await asyncio.open_connection("127.0.0.1", self._port)
 
 
-async def _client(ends: Any, sent: bytes, count: int, status: int) -> None:
+async def _ask(ends: Any, sent: bytes, status: int = 200, count: int = 1) -> None:
+    """Send a request, again and again, and read each answer to the end. Raises RuntimeError for another status."""
     for _ in range(count):
-        if (got := await _ask(ends, sent)) != status:
-            raise RuntimeError(f"expected status {status}, got {got}")
-
-
-async def _ask(ends: Any, sent: bytes) -> int:
-    """Send a request, read its answer to the end and return its status."""
-    ends[1].write(sent)
-    head = (await ends[0].readuntil(b"\r\n\r\n")).lower()
-    if b"transfer-encoding: chunked" in head:
-        await ends[0].readuntil(b"\r\n0\r\n\r\n")
-    else:
-        await ends[0].readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
-    return int(head.split()[1])
+        ends[1].write(sent)
+        head = (await ends[0].readuntil(b"\r\n\r\n")).lower()
+        if b"transfer-encoding: chunked" in head:
+            await ends[0].readuntil(b"\r\n0\r\n\r\n")
+        else:
+            await ends[0].readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+        if int(head.split()[1]) != status:
+            raise RuntimeError(f"expected status {status}, got {head}")
 
 
 def _get(path: str) -> bytes:
@@ -453,31 +439,22 @@ def _words(flags: dict[str, Any]) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
-def main() -> None:
-    """Answer until standard input ends. Raises RuntimeError where the code is another checkout's, or a case fails."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what others print is no answer
-    work = json.loads(sys.stdin.readline())
+def load(work: dict[str, Any]) -> tuple[str, Callable[..., dict[str, float]]]:
+    """Return what runs, and what answers a case. Raises RuntimeError where the code is another checkout's."""
     if Path(work["checkout"]) not in Path(machine.__file__).parents:
         raise RuntimeError(f"expected the code of {work['checkout']}, got {machine.__file__}")
-    kinds = set(work["kinds"])
-    loaded: dict[str, Any] = {name: Engine(engine, work["scratch"]) for name, engine in work["engines"].items()}
-    answer: dict[str, Any] = {"ready": ", ".join(sorted({engine.name for engine in loaded.values()}))}
-    if kinds & {"path", "decisions", "reports"}:
+    engines = {name: Engine(engine, work["scratch"]) for name, engine in work["engines"].items()}
+    loaded: dict[str, Any] = {**engines}
+    if "cores" in work["parts"]:
         loaded["cores"] = Cores()
-    if kinds & {"request", "refused"}:
+    if "gateway" in work["parts"]:
         loaded["gateway"] = Gateway(work)
-    while True:
-        print(json.dumps(answer), file=answers, flush=True)
-        if not (line := sys.stdin.readline()):
-            return
-        asked = json.loads(line)
-        run = loaded[asked["on"]]
-        clock = Clock(run.cpu_s) if isinstance(run, Gateway) else Clock()
+
+    def run(**asked: Any) -> dict[str, float]:
+        part = loaded[asked["on"]]
+        clock = Clock(part.cpu_s) if isinstance(part, Gateway) else Clock()
         gc.collect()
-        units = run.run(asked, clock)
-        answer = {"wall_s": clock.wall_s, "cpu_s": clock.cpu_s, "units": units}
+        units = part.run(asked, clock)
+        return {"wall_s": clock.wall_s, "cpu_s": sum(clock.seconds), "units": units}
 
-
-if __name__ == "__main__":
-    main()
+    return ", ".join(sorted({engine.name for engine in engines.values()})), run
