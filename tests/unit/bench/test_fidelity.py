@@ -6,7 +6,7 @@ import pytest
 
 from weft.domain.machine import Kind
 from weft_bench.fidelity_engine import EngineCosts, StepSample, fit, least_errors
-from weft_bench.figures.fidelity import LiveRun, Model, calibrated, scaled
+from weft_bench.figures import fidelity
 from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import MEASURED
 from weft_sim.simulate import PoolDescription
@@ -38,7 +38,7 @@ def test_steps_are_fitted_by_a_curve_of_tokens_keys_and_adapters() -> None:
     assert found.row_s == pytest.approx(0.001, rel=0.02)
 
 
-def live_of(model: Model, arrivals: list[TraceArrival]) -> LiveRun:
+def live_of(model: fidelity.Model, arrivals: list[TraceArrival]) -> fidelity.LiveRun:
     """A live run as it would be if the model were the machine."""
     simulated = model.replay(arrivals)
     answers = tuple(
@@ -48,19 +48,21 @@ def live_of(model: Model, arrivals: list[TraceArrival]) -> LiveRun:
         for one, told in zip(arrivals, simulated.served, strict=True)
     )
     cpu_s = {"client": 1e-4, **{kind.value: used_s for kind, used_s in simulated.cpu_s.items()}}
-    return LiveRun(answers, tuple(one.adapter for one in arrivals), cpu_s, max(answer.end for answer in answers))
+    return fidelity.LiveRun(
+        answers, tuple(one.adapter for one in arrivals), cpu_s, max(answer.end for answer in answers)
+    )
 
 
 @pytest.mark.slow
 def test_costs_that_explain_the_runs_give_their_times_again() -> None:
     engine = EngineCosts(StepTimes(4.0, 0.5, 0.05), 0.0002, 0.0, threads=2, executor="")
-    told = scaled(scaled(MEASURED, Kind.GATEWAY, 2.0), Kind.SUPERVISOR, 0.5)
-    machine = Model(PoolDescription(cores=2, one_host=True, threads=2, adapters=2), engine, told, 0.001)
+    told = fidelity.scaled(fidelity.scaled(MEASURED, Kind.GATEWAY, 2.0), Kind.SUPERVISOR, 0.5)
+    machine = fidelity.Model(PoolDescription(cores=2, one_host=True, threads=2, adapters=2), engine, told, 0.001)
     runs = [
         live_of(machine, [TraceArrival(gap * i, 20, 20, i % 2) for i in range(count)])
         for count, gap in ((6, 0.5), (30, 0.05), (30, 0.03))
     ]
-    found = calibrated(Model(machine.pool, engine), runs)
+    found = fidelity.calibrated(fidelity.Model(machine.pool, engine), runs)
     for run in runs:
         again = found.replay(run.trace()).served
         for one, seen in zip(again, run.answers, strict=True):
