@@ -29,7 +29,10 @@ for _name, _benchmark in BENCHMARKS.items():
 @app.command()
 def check(docs: Annotated[Path, typer.Option("--docs", help="Where pages and raw lines are kept.")] = DOCS) -> None:
     """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""
-    lines = [(raw.stem, line) for raw in sorted((docs / "raw").glob("*.jsonl")) for line in missed(read(raw))]
+    raws = sorted((docs / "raw").glob("*.jsonl"))
+    if not raws:
+        raise typer.BadParameter(f"expected a folder with raw lines, got {docs}; run it in a checkout, or give --docs")
+    lines = [(raw.stem, line) for raw in raws for line in missed(read(raw))]
     for name, line in lines:
         typer.echo(f"{name}: {told(line)} ({line.machine}, {line.date[:10]})")
     if lines:

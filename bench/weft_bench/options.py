@@ -48,7 +48,7 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], kind: Any) -> None:
     flag, metadata = option_flag(each.name), each.metadata
     choices: tuple[str, ...] = metadata["choices"]
     notes = [", ".join(choices)] if choices else []
-    notes += [f"default: {_shown(each.default)}"] if each.default not in (MISSING, None, False) else []
+    notes += [f"default: {_shown(each.default)}"] if each.default not in (MISSING, None, False, ()) else []
     text = (metadata["help"] + (f" ({'; '.join(notes)})" if notes else "")).replace("%", "%%")
     shared: dict[str, Any] = {"dest": each.name, "help": text}
     if kind is bool:
@@ -89,10 +89,6 @@ _NOUNS = {int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
 def _shown(value: Any) -> str:
-    return (
-        ",".join(map(_shown, value))
-        if isinstance(value, tuple)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, tuple):
+        return ", ".join(_shown(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
+    return f"{value:g}" if isinstance(value, float) else str(value)

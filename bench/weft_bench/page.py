@@ -10,7 +10,7 @@ from weft_stage.lines import Line, newest, number, read
 MARK = "<!-- Everything below is written by `weft bench`. -->"
 COLUMNS = ("case", "metric", "value", "ratio", "of bound", "target", "run")
 MAX_METRICS = 5  # with a column each
-MAX_BARS = 16
+MAX_BARS = 12
 TIMES = "times as fast"
 
 
@@ -24,30 +24,32 @@ def write_page(docs: Path, name: str) -> Path:
 
 
 def body(docs: Path, name: str) -> str:
-    """Return a page's generated part: picture, table, figures in which Weft is slower, runs."""
-    shown = {benchmark: lines for benchmark in BENCHMARKS if (lines := shown_lines(docs, name, benchmark))}
-    lines = [line for of_benchmark in shown.values() for line in of_benchmark]
-    if not lines:
+    """Return a page's generated part: picture, tables, figures in which Weft is slower, runs."""
+    every = {benchmark: lines for benchmark in BENCHMARKS if (lines := kept_lines(docs, name, benchmark))}
+    shown = {benchmark: [line for line in lines if is_shown(line, benchmark)] for benchmark, lines in every.items()}
+    slower = [line for lines in every.values() for line in lines if is_slower(line)]
+    if not every:
         return "Nothing has been measured yet.\n"
-    runs = {run: n for n, run in enumerate(dict.fromkeys(_run(line) for line in lines), 1)}
-    parts = [picture(PAGES[name].picture, lines)]
-    for benchmark, of_benchmark in shown.items():
-        parts += [f"## Figures of `weft bench {benchmark}`", table(of_benchmark, runs)]
-    slower = [f"- {line.case}: {line.metric}: {_value(line)}" for line in lines if is_slower(line)]
-    parts += ["## Where Weft is slower, or misses a target", "\n".join(slower) or "Nowhere."]
-    parts += [
-        "## Runs",
-        "\n".join(f"{n}. {day}: `{command}`, {machine}" for (day, command, machine), n in runs.items()),
-    ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    listed = [line for lines in shown.values() for line in lines]
+    runs = {run: n for n, run in enumerate(dict.fromkeys(_run(line) for line in listed), 1)}
+    parts = [picture(PAGES[name].picture, listed)]
+    for benchmark, lines in shown.items():
+        text = table(lines, runs) if lines else f"No figure that this page shows is kept; see `raw/{benchmark}.jsonl`."
+        parts += [f"## Figures of `weft bench {benchmark}`", text]
+    parts += ["## Where Weft is slower, or misses a target", "\n".join(map(_slower, slower)) or "Nowhere."]
+    told = "\n".join(f"{n}. {day}: `{command}`, {machine}" for (day, command, machine), n in runs.items())
+    return "\n\n".join(filter(None, [*parts, "## Runs" if runs else "", told])) + "\n"
 
 
-def shown_lines(docs: Path, page: str, benchmark: str) -> list[Line]:
-    """Return the newest lines of a benchmark that its page shows; none if it has another page."""
-    row, raw = BENCHMARKS[benchmark], docs / "raw" / f"{benchmark}.jsonl"
-    if row.page != page or not raw.exists():
-        return []
-    return [line for line in newest(read(raw)) if any(fnmatchcase(line.metric, pattern) for pattern in row.shown)]
+def kept_lines(docs: Path, page: str, benchmark: str) -> list[Line]:
+    """Return the newest lines of a benchmark; none if it has another page."""
+    raw = docs / "raw" / f"{benchmark}.jsonl"
+    return newest(read(raw)) if BENCHMARKS[benchmark].page == page and raw.exists() else []
+
+
+def is_shown(line: Line, benchmark: str) -> bool:
+    """Return whether the page's table has the figure."""
+    return any(fnmatchcase(line.metric, pattern) for pattern in BENCHMARKS[benchmark].shown)
 
 
 def is_slower(line: Line) -> bool:
@@ -55,17 +57,27 @@ def is_slower(line: Line) -> bool:
     return line.met is False or (line.metric.endswith(TIMES) and line.value is not None and line.value < 1)
 
 
+def _slower(line: Line) -> str:
+    target = f", target {_target(line)}" if line.met is False else ""
+    return f"- {line.case}: {line.metric}: {_value(line)}{target}"
+
+
+def _target(line: Line) -> str:
+    return f"{line.target} {line.unit}".rstrip()
+
+
 def picture(metric: str, lines: Iterable[Line]) -> str:
-    """Return horizontal bars of a metric, of the last cases, as Mermaid; empty with fewer than two values."""
+    """Return horizontal bars of a metric as Mermaid, of the largest values; empty with fewer than two values."""
     every = {line.case: line for line in lines if line.metric == metric and line.value is not None}
-    values = dict([*every.items()][-MAX_BARS:])
+    values = dict(sorted(every.items(), key=lambda item: -(item[1].value or 0.0))[:MAX_BARS])
     if len(values) < 2:
         return ""
     labels = ", ".join(f'"{case.replace(chr(34), chr(39))}"' for case in values)
     lengths = [line.value or 0.0 for line in values.values()]
-    bars, unit = ", ".join(f"{length:.3g}" for length in lengths), next(iter(values.values())).unit
+    bars, unit = ", ".join(f"{length:.4g}" for length in lengths), next(iter(values.values())).unit
+    most = f", the largest {MAX_BARS} of {len(every)}" if len(every) > MAX_BARS else ""
     rows = [
-        "```mermaid", "xychart-beta horizontal", f'    title "{metric} ({unit})"', f"    x-axis [{labels}]",
+        "```mermaid", "xychart-beta horizontal", f'    title "{metric} ({unit}){most}"', f"    x-axis [{labels}]",
         f"    y-axis 0 --> {max([1e-9, *lengths]) * 1.1:.3g}", f"    bar [{bars}]", "```",
     ]  # fmt: skip
     return "\n".join(rows)
@@ -82,7 +94,7 @@ def table(lines: Sequence[Line], runs: Mapping[tuple[str, str, str], int]) -> st
         return _markdown(COLUMNS, [_cells(line, runs) for line in lines])
     rows = dict[tuple[str, str], dict[str, str]]()
     for line in lines:
-        missed = f" (**missed**: {line.target})" if line.met is False else ""
+        missed = f" (**missed**: {_target(line)})" if line.met is False else ""
         rows.setdefault((line.case, str(runs[_run(line)])), {})[line.metric] = _value(line) + missed
     cells = [[case, *(row.get(metric, "") for metric in metrics), run] for (case, run), row in rows.items()]
     return _markdown(["case", *metrics, "run"], cells)
@@ -97,9 +109,13 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cells(line: Line, runs: Mapping[tuple[str, str, str], int]) -> Sequence[str]:
     bound = "" if line.bound_fraction is None else f"{line.bound_fraction:.0%}"
-    met = {True: f"{line.target}: met", False: f"{line.target}: **missed**", None: line.target or ""}[line.met]
+    target = _target(line) if line.target else ""
+    met = {True: f"{target}: met", False: f"{target}: **missed**", None: target}[line.met]
     return line.case, line.metric, _value(line), number(line.ratio), bound, met, str(runs[_run(line)])
 
 
 def _value(line: Line) -> str:
-    return "not measured" if line.value is None else f"{number(line.value)} {line.unit}".rstrip()
+    """Return value and unit. A value that misses its target has a digit more: rounding must not hide the miss."""
+    if line.value is None:
+        return "not measured"
+    return f"{f'{line.value:.4g}' if line.met is False else number(line.value)} {line.unit}".rstrip()

@@ -79,7 +79,7 @@ def figures(options: cases.Predict, run: Run) -> Iterator[Line]:
     for name, (names, read) in SETS.items():
         paths = [path for file in names if (path := find(file, data))]
         if len(paths) < len(names):
-            run.say(f"skipped: {name}: no {' or '.join(names)} in {data or '(give --data DIR)'}")
+            run.say(f"skipped: {name}: no {' or '.join(names)} in {data or 'any folder: give --data DIR'}")
             continue
         parts = split(read(paths))
         ridge = train(parts)

@@ -58,7 +58,7 @@ def figures(options: S3, run: Run) -> Iterator[Line]:
             file, read = TRACES[name]
             path = find(file, options.data)
             if path is None:
-                run.say(f"skipped: {name}: no {file} in {options.data or '(give --data DIR)'}")
+                run.say(f"skipped: {name}: no {file} in {options.data or 'any folder: give --data DIR'}")
                 continue
             run.say(f"{name}: {' and '.join(options.part)}")
             served = read(path, options.seed)

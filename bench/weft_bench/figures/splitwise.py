@@ -74,7 +74,7 @@ def figures(options: Splitwise, run: Run) -> Iterator[Line]:
     origin, data = run.origin(), options.data
     traces = {name: list(read(path)) for name, file in TRACES.items() if (path := find(file, data))}
     if absent := [file for name, file in TRACES.items() if name not in traces]:
-        run.say(f"skipped: no {', '.join(absent)} in {data or '(give --data DIR)'}")
+        run.say(f"skipped: no {', '.join(absent)} in {data or 'any folder: give --data DIR'}")
     if "throughput" in options.part:
         yield from throughput(options, origin, traces)
     for part, measure in (("batching", batching), ("plan", planned)):

@@ -57,3 +57,9 @@ def test_check_names_missed_targets(tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, ["check", "--docs", str(tmp_path)])
     assert ended.exit_code == 1
     assert "push: m135: upload p50: 3 ms, target <= 2: missed (box, " in ended.stdout
+
+
+def test_check_refuses_a_folder_without_figures(tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, ["check", "--docs", str(tmp_path)])
+    assert ended.exit_code == 2
+    assert "expected a folder with raw lines" in ended.stderr

@@ -58,5 +58,5 @@ def test_help_has_each_option_with_choices_and_default(capsys: pytest.CaptureFix
     text = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0
     assert "An example. More about it." in text
-    for words in ("models (tiny, mid; default: tiny)", "rows of a step (default: 1,16)", "a folder, 100 % of it"):
+    for words in ("models (tiny, mid; default: tiny)", "rows of a step (default: 1, 16)", "a folder, 100 % of it"):
         assert words in text

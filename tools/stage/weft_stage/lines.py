@@ -156,7 +156,7 @@ def told(line: Line) -> str:
     """Return a figure as one line of text: case, metric, value with unit, and what it is compared with."""
     value = "not measured" if line.value is None else f"{number(line.value)} {line.unit}".rstrip()
     parts = [f"{line.case}: {line.metric}: {value}"]
-    parts += [f"{number(line.ratio)} of {number(line.baseline)}"] if line.ratio is not None else []
+    parts += [f"{number(line.ratio)} times {number(line.baseline)}"] if line.ratio is not None else []
     parts += [f"{line.bound_fraction:.0%} of the bound"] if line.bound_fraction is not None else []
     parts += [f"target {line.target}: {'met' if line.met else 'missed'}"] if line.target is not None else []
     return ", ".join(parts)
