@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft_bench import cpu_shapes
+from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL
 from weft_bench.options import option
 
 DOCS = Path("docs/benchmarks")
-SHAPES = ("tiny", "small", "m135", "mid")
+SHAPES = tuple(cpu_shapes.SHAPES)
 READABLE_SHAPES = SHAPES[1:]  # a client cannot tell the tokens of tiny apart
-POPULARITIES = ("base", "Identical", "Distinct")
-PUNICA_POPULARITIES = ("Identical", "Uniform", "Skewed", "Distinct")
+POPULARITIES = (BASE, IDENTICAL, DISTINCT)
 LEVELS = ("amx_bf16", "avx512_bf16", "avx512", "avx2", "portable")  # of our kernels
-EVERY_SHAPE = (*SHAPES, "gemma3-1b", "phi4-mini-half")
+EVERY_SHAPE = (*SHAPES, *cpu_shapes.OTHER_FAMILIES)
 MISTRAL_KINDS = ("F32", "BF16", "F16")
 CROWDS = (  # as `weft_trouble.crowds` names them
     "idle", "slow heads", "slow bodies", "stopped readers", "flood", "small requests", "large bodies", "long prompts",
@@ -472,13 +473,13 @@ class Turns:
     cases: tuple[str, ...] = option(("decode", "prefill"), "what is measured", TURNS_CASES)
     shapes: tuple[str, ...] = option(("m135",), "models of decode and prefill", SHAPES)
     rows: tuple[int, ...] = option((1, 16), "sequences of decode and prefill", minimum=1)
-    adapters: tuple[str, ...] = option(("base",), "their adapters", ("base", *PUNICA_POPULARITIES))
+    adapters: tuple[str, ...] = option(("base",), "their adapters", (BASE, *cpu_shapes.POPULARITIES))
     dtype: str = option("bf16", "weights, as the runner's flag", ("bf16", "fp32", "int8", "int4"))
     level: str | None = option(None, "kernels; default: the best", LEVELS)
     threads: int = option(0, "threads of the engine; 0: as a runner chooses", minimum=0)
     rounds: int = option(20, "rounds of each case, after one that warms up", minimum=2)
     target_percent: float | None = option(None, "more rounds until a CPU interval is +-PERCENT", minimum=0.1)
-    max_rounds: int = option(0, "most rounds of a case; 0: 10 times --rounds", minimum=0)
+    max_rounds: int = option(0, "with --target-percent: most rounds of a case; 0: 10 times --rounds", minimum=0)
     seed: int = random_seed()
     models: Path | None = models_folder()
 

@@ -104,7 +104,7 @@ def cluster_report(name: RunnerId, report: runner.RunnerReport, spec: Any = None
 
 
 def scheduler_of(adapters: Iterable[AdapterSpec], pool: PoolSpec = BASE_POOL) -> Scheduler:
-    """Return a scheduler whose registry has one pool with these adapters, and whose peers are all connected."""
+    """Return a scheduler with connected peers. Its registry has one pool with these adapters."""
     core = Scheduler(SchedulerConfig(), 1)
     connect(core, RegistryChange(True, (pool,), tuple(adapters)))
     return core

@@ -37,8 +37,8 @@ def body(docs: Path, name: str) -> str:
         text = table(lines, runs) if lines else f"No figure that this page shows is kept; see `raw/{benchmark}.jsonl`."
         parts += [f"## Figures of `weft bench {benchmark}`", text]
     parts += ["## Where Weft is slower, or misses a target", "\n".join(map(_slower, slower)) or "Nowhere."]
-    told = "\n".join(f"{n}. {day}: `{command}`, {machine}" for (day, command, machine), n in runs.items())
-    return "\n\n".join(filter(None, [*parts, "## Runs" if runs else "", told])) + "\n"
+    run_list = "\n".join(f"{n}. {day}: `{command}`, {machine}" for (day, command, machine), n in runs.items())
+    return "\n\n".join(filter(None, [*parts, "## Runs" if runs else "", run_list])) + "\n"
 
 
 def kept_lines(docs: Path, page: str, benchmark: str) -> list[Line]:
@@ -54,11 +54,11 @@ def is_shown(line: Line, benchmark: str) -> bool:
 
 def is_slower(line: Line) -> bool:
     """Return whether a figure misses its target, or is a comparison that Weft loses."""
-    return line.met is False or (line.metric.endswith(TIMES) and line.value is not None and line.value < 1)
+    return line.is_missed or (line.metric.endswith(TIMES) and line.value is not None and line.value < 1)
 
 
 def _slower(line: Line) -> str:
-    target = f", target {_target(line)}" if line.met is False else ""
+    target = f", target {_target(line)}" if line.is_missed else ""
     return f"- {line.case}: {line.metric}: {_value(line)}{target}"
 
 
@@ -75,9 +75,9 @@ def picture(metric: str, lines: Iterable[Line]) -> str:
     labels = ", ".join(f'"{case.replace(chr(34), chr(39))}"' for case in values)
     lengths = [line.value or 0.0 for line in values.values()]
     bars, unit = ", ".join(f"{length:.4g}" for length in lengths), next(iter(values.values())).unit
-    most = f", the largest {MAX_BARS} of {len(every)}" if len(every) > MAX_BARS else ""
+    note = f", the largest {MAX_BARS} of {len(every)}" if len(every) > MAX_BARS else ""
     rows = [
-        "```mermaid", "xychart-beta horizontal", f'    title "{metric} ({unit}){most}"', f"    x-axis [{labels}]",
+        "```mermaid", "xychart-beta horizontal", f'    title "{metric} ({unit}){note}"', f"    x-axis [{labels}]",
         f"    y-axis 0 --> {max([1e-9, *lengths]) * 1.1:.3g}", f"    bar [{bars}]", "```",
     ]  # fmt: skip
     return "\n".join(rows)

@@ -1,8 +1,8 @@
-"""What a benchmark gets from the command that runs it: origin of its lines, messages, progress, earlier figures."""
+"""What a benchmark gets from the command that runs it: origin of its lines, messages, progress."""
 
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,12 +54,6 @@ class Run:
         yield advance
         if terminal:
             print(f"{label}: {done} of {length}", file=sys.stderr, flush=True)
-
-    def measured(self) -> Mapping[tuple[str, str], Line]:
-        """Return the newest lines that were measured on this machine, by case and metric."""
-        here = self.origin().machine
-        lines = read(self.raw) if self.raw.exists() else []
-        return {(line.case, line.metric): line for line in newest(lines) if line.machine == here}
 
     def keep(self, line: Line) -> None:
         """Append a line to the raw file at once, so that an interrupted run loses nothing, and print it."""

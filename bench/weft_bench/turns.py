@@ -97,8 +97,8 @@ class Result:
     def is_done(self, options: Turns) -> bool:
         if self.rounds < options.rounds:
             return False
-        target, max_rounds = options.target_percent, options.max_rounds or 10 * options.rounds
-        return target is None or self.rounds >= max_rounds or self.intervals[0].percent <= target
+        target = options.target_percent
+        return target is None or self.rounds >= max_rounds(options) or self.intervals[0].percent <= target
 
     def row(self) -> str:
         """Return the table's row; times are medians."""
@@ -129,7 +129,7 @@ def figures(options: Turns, run: Run) -> None:
     }  # fmt: skip
     with (
         TemporaryDirectory(prefix="weft-turns-") as scratch, ExitStack() as stack,
-        run.progress("turns, rounds", len(cases) * options.rounds) as advance,
+        run.progress("turns, rounds at most", len(cases) * max_rounds(options)) as advance,
     ):  # fmt: skip
         workers = dict[str, Worker]()
         for side, folder in folders.items():
@@ -139,6 +139,11 @@ def figures(options: Turns, run: Run) -> None:
             print(("" if results else f"{HEADER}\n") + result.row(), flush=True)
             results.append(result)
     print("\n".join(result.verdict(options) for result in results), flush=True)
+
+
+def max_rounds(options: Turns) -> int:
+    """Return the number of rounds after which a case ends in any event."""
+    return options.rounds if options.target_percent is None else options.max_rounds or 10 * options.rounds
 
 
 def cases_of(options: Turns) -> list[Case]:
@@ -181,7 +186,7 @@ def checkout(path: Path) -> Path:
     folder = path.resolve()
     for part in (PACKAGES[0], "kernels/weft_kernels/__init__.py", "pyproject.toml"):
         if not (folder / part).is_file():
-            raise NotCheckout(f"expected a checkout of Weft, got {path}: it has no {part}")
+            raise NotCheckout(f"expected a checkout of Weft, got {folder}: it has no {part}")
     return folder
 
 
@@ -202,10 +207,10 @@ def worker(side: str, folder: Path, work: Mapping[str, Any], level: str, scratch
     paths = {str(init.parent.parent) for pattern in PACKAGES for init in folder.glob(pattern)}
     environment = {"PYTHONPATH": os.pathsep.join(sorted(paths))} | ({LEVEL_VARIABLE: level} if level else {})
     (home := scratch / side).mkdir()
-    told = {**work, "checkout": str(folder), "child": str(CHILD), "scratch": str(home)}
+    side_work = {**work, "checkout": str(folder), "child": str(CHILD), "scratch": str(home)}
     ends = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid())]
     words = [*ends, *command(sys.executable, "turns_worker")]
-    return Worker(f"the {side} worker", words, told, home / "log", environment)
+    return Worker(f"the {side} worker", words, side_work, home / "log", environment)
 
 
 def rounds(
@@ -230,7 +235,7 @@ def _warm(workers: Mapping[str, Worker], case: Case, seed: int) -> int:
     """Run a case on both sides, and return how often it is repeated to take `UNIT_S` on the old one."""
     for side in SIDES:
         _ask(workers[side], case, seed, -2, 1)
-    cpu_s = _ask(workers[OLD], case, seed, -1, 1)["cpu_s"]
+    cpu_s = {side: _ask(workers[side], case, seed, -1, 1)["cpu_s"] for side in SIDES}[OLD]  # both do equal work
     repeats = min(MAX_REPEATS, math.ceil(UNIT_S / max(cpu_s, 1e-6)))
     for side in SIDES:
         _ask(workers[side], case, seed, -3, repeats)

@@ -1,4 +1,4 @@
-"""The shape of a package's code: who writes what.
+"""The shape of a package's code: the writers of each attribute.
 
 Records, settings and messages (frozen, or without a method that changes them) are exempt.
 """

@@ -31,7 +31,7 @@ OVER = "TTFT without queueing p99 / (warm TTFT p99 + one load p99)"
 
 @dataclass(slots=True)
 class Flow:
-    """Adapters that are ordered one after the other without end. `ordered`: their count."""
+    """Order adapters without end, the next once all are in slots. `ordered`: the number ordered so far."""
 
     model: Model
     subject: Subject

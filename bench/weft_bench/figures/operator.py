@@ -73,7 +73,7 @@ async def measure(options: cases.Operator, run: Run) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What the operator wrote. `by` counts requests by what they are, refused ones too.
+    """The writes of the operator. `by` counts requests by kind, refused requests included.
 
     `refused`: how many of them were answered with 4xx or 5xx; None where nobody tells.
     """

@@ -85,7 +85,7 @@ class Case:
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Return what is measured: prefill alone where an answer has one token."""
+        """Return the measured metrics. Answers of one token have prefill alone."""
         return list(METRICS) if self.load.tokens > 1 else [PREFILL]
 
     def bounds(self, machine: Machine) -> dict[str, float]:
@@ -203,7 +203,7 @@ def compared(
     """
     peers = [peer for peer in PEERS if any(_peer_of(name) == peer for name in measured)]
     for metric in case.metrics:
-        seconds = {name: [METRICS[metric](each, case.load) for each in found] for name, found in measured.items()}
+        seconds = {name: [METRICS[metric](each, case.load) for each in played] for name, played in measured.items()}
         times = {name: median(values) for name, values in seconds.items()}
         yield _absolute(case, origin, metric, OURS, times[OURS], bounds.get(metric))
         cell = metric, case.load.rows, case.batch.popularity

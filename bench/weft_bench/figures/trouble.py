@@ -21,7 +21,8 @@ def faults(options: Faults, run: Run) -> Iterator[Line]:
         remedy = "`weft bench faults --cells` lists them"
         raise BadOption("--only", "names of cells", ",".join(options.only), remedy)
     if options.cells:
-        return run.say("\n".join(listing(cells)))
+        run.say("\n".join(listing(cells)))
+        return
     runs = [(cell, number) for number in range(1, options.repeat + 1) for cell in cells]
     strikes, failure = list[Strike](), None
 

@@ -30,7 +30,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds of a worker's two runs, which are one run where an answer has one token."""
+    """Seconds of two runs of a worker. With answers of one token, both are the same run."""
 
     prefill_s: float
     whole_s: float

@@ -166,7 +166,7 @@ def at(value: Any, path: str) -> Any:
     return len(value) if path.startswith("#") else value
 
 
-# ---- functions that more than one list names
+# ---- checks that several lists use
 
 
 def refused(reply: Reply, *words: str) -> bool:

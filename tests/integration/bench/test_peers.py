@@ -88,7 +88,7 @@ def test_other_adapters_or_tokens_than_asked_for_are_found_out(rows: tuple[tuple
 
 
 def without_packages(folder: Path) -> Path:
-    """A Python that has the standard library alone."""
+    """Return a Python without third-party packages."""
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     python.chmod(0o755)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from weft_bench.cases import CROWDS
 from weft_bench.options import option, parse
+from weft_trouble.crowds import KINDS
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,7 @@ def test_help_has_each_option_with_choices_and_default(capsys: pytest.CaptureFix
     assert "An example. More about it." in text
     for words in ("models (tiny, mid; default: tiny)", "rows of a step (default: 1, 16)", "a folder, 100 % of it"):
         assert words in text
+
+
+def test_the_table_names_the_crowds_that_clients_can_make() -> None:
+    assert CROWDS == KINDS

@@ -1,4 +1,4 @@
-"""The shape of the runner's core: who writes what."""
+"""The shape of the runner's core: the writers of each attribute."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The shape of the scheduler's and the supervisor's code: who writes what."""
+"""The shape of the scheduler's and the supervisor's code: the writers of each attribute."""
 
 from pathlib import Path
 

@@ -62,10 +62,6 @@ class NoGroup(BenchFailed):
     """No memory control group can be made, or it bounds nothing."""
 
 
-class BadTable(BenchFailed):
-    """A table of answers is none, or its answers cannot end; the message names the line."""
-
-
 class NotCheckout(BenchFailed):
     """A folder that has no checkout of Weft; the message names what is missing."""
 

@@ -51,14 +51,9 @@ class Line:
         return self.case, self.metric
 
     @property
-    def run(self) -> tuple[str, str]:
-        """The run that a line is of: day and command."""
-        return self.date[:10], self.command
-
-    @property
-    def of_machine(self) -> bool:
-        """True where a line tells of the machine, not of us or a peer."""
-        return self.case.startswith(MACHINE)
+    def is_missed(self) -> bool:
+        """Return whether the line has a target that it does not meet. An unmeasured figure misses its target."""
+        return self.target is not None and self.met is not True
 
 
 ORIGIN = ("command", "machine", "versions")  # fields that are alike in all lines of a run
@@ -148,8 +143,8 @@ def newest(lines: Iterable[Line]) -> list[Line]:
 
 
 def missed(lines: Iterable[Line]) -> list[Line]:
-    """Return the newest lines that have a target and do not meet it; unmeasured ones are among them."""
-    return [line for line in newest(lines) if line.target is not None and line.met is not True]
+    """Return the newest lines that miss a target."""
+    return [line for line in newest(lines) if line.is_missed]
 
 
 def told(line: Line) -> str:

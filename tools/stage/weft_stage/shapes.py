@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def q(self) -> int:
-        """Width of one token's queries in one layer."""
+        """Return the width of a token's queries in a layer."""
         return self.head_dim * self.heads
 
     @property
