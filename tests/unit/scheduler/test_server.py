@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from harness.waiting import eventually, soon
+from harness.waiting import eventually, soon, until
 from weft.domain.machine import TICK
 from weft.domain.request import OutcomeReport
 from weft.leadership.errors import LeadershipLost
@@ -89,6 +89,7 @@ class Stack:
         await peer.say(
             pb.RegistryToScheduler(snapshot=True, pools=[pool], adapters=[pb.AdapterDesired(route=route)], term=term)
         )
+        await until(lambda: self.server.core.state.registry.known)  # other streams may be read before this stream
         return peer
 
     def metric(self, name: str, **labels: str) -> float:
@@ -325,6 +326,8 @@ async def test_an_empty_data_directory_gives_no_order_below_what_anybody_has_see
     running.submit.epoch.CopyFrom(seen)
     running.submit.runner.CopyFrom(R)
     await gateway.say(running, COMPLETE)
+    # The streams are independent: the supervisor could be answered before the epochs of the gateway are read.
+    await until(lambda: stack.server.core.state.numbers.term > 7)
     supervisor = await stack.supervisor()
     told = report(spb.SequenceState(request_id="running", epoch=seen, adapter="sha256:1", reservation_tokens=30))
     told.report.reports[0].report.desired_version = 7 << 32
