@@ -453,10 +453,11 @@ TURNS_CASES = ("decode", "prefill", "reports", "decisions", "path", "request", "
 class Turns:
     """Two checkouts measured in turn: the ratio new / old of CPU and wall time, with its 95 % interval.
 
-    Each checkout has a worker process, which is stopped while the other one runs. A round measures every case on both
-    sides and gives one ratio; the order of the sides alternates. The table has the geometric mean of the ratios with
-    its interval, and the median time of a unit: a decode step of all rows, a prefill of all rows (prompts of 128
-    tokens), a report, a placement, a request.
+    Each checkout has a worker process, which is stopped while the other worker runs. A round measures every case on
+    both sides and gives one ratio; the order of the sides alternates. Workers start again every second round, since two
+    processes of equal code differ. The table has the geometric mean of the ratios with its interval (a sample is the
+    mean of the rounds of a start), and the median time of a unit: a decode step of all rows, a prefill of all rows
+    (prompts of 128 tokens), a report, a placement, a request.
 
     How to read it: an interval that holds 1 shows no difference. 0.95 [0.93, 0.97] in the column CPU: new takes 3 to
     7 % less. Measure a checkout against itself first: the interval is what this machine can tell, and --target-percent

@@ -1,20 +1,21 @@
 """`weft bench turns`: two checkouts measured in turn, as the ratio of their times with its 95 % interval.
 
-One worker process a checkout imports that checkout's code and stays loaded. One worker is stopped (SIGSTOP) while the
-other one runs. A round measures each case on both sides, one after the other; the order of the sides alternates.
-The ratio of a round is new / old. The result is the geometric mean of the ratios; its interval is Student's, of the
-mean of their logarithms.
+Each checkout has a worker process that imports its code. One worker is stopped (SIGSTOP) while the other worker runs.
+A round measures each case on both sides, one after the other; the order of the sides alternates. The ratio of a round
+is new / old. Two processes of equal code differ by a few percent for as long as they live (addresses, pages), so both
+workers are started again after `START_ROUNDS` rounds. Rounds of one start are not independent: their geometric mean is
+one sample. The result is the geometric mean of all ratios. Its 95 % interval is Student's, of the samples' logarithms.
 """
 
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, geometric_mean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -34,6 +35,7 @@ CONTROL_CASES = {"reports": "cores", "decisions": "cores", "path": "cores", "req
 PACKAGES = ("weft/__init__.py", "*/weft_*/__init__.py", "*/*/weft_*/__init__.py")
 LEVEL_VARIABLE = "WEFT_CPU_LEVEL"  # as the kernels of every checkout read it
 UNIT_S = 0.2  # of CPU, at least, of a measurement
+START_ROUNDS = 2  # of a pair of workers: each side is first once
 MAX_REPEATS = 200  # of a case in a measurement
 PROMPT_TOKENS, DECODE_TOKENS = 128, 32  # as in the worker
 OLD, NEW = SIDES = ("old", "new")
@@ -90,9 +92,13 @@ class Result:
 
     @property
     def intervals(self) -> list[Interval]:
-        """Return the ratios new / old of CPU and of wall time."""
+        """Return the ratios new / old of CPU and of wall time, with one sample for each start of the workers."""
         pairs = list(zip(self.taken[OLD], self.taken[NEW], strict=True))
-        return [Interval.of([new[metric] / old[metric] for old, new in pairs]) for metric in range(2)]
+        starts = [pairs[first : first + START_ROUNDS] for first in range(0, len(pairs), START_ROUNDS)]
+        return [
+            Interval.of([geometric_mean(new[metric] / old[metric] for old, new in start) for start in starts])
+            for metric in range(2)
+        ]
 
     def is_done(self, options: Turns) -> bool:
         if self.rounds < options.rounds:
@@ -128,22 +134,32 @@ def figures(options: Turns, run: Run) -> None:
         "model": str(folders[NEW] / "examples/quickstart/model"),  # whose tokenizer both gateways have
     }  # fmt: skip
     with (
-        TemporaryDirectory(prefix="weft-turns-") as scratch, ExitStack() as stack,
+        TemporaryDirectory(prefix="weft-turns-") as scratch,
         run.progress("turns, rounds at most", len(cases) * max_rounds(options)) as advance,
-    ):  # fmt: skip
-        workers = dict[str, Worker]()
-        for side, folder in folders.items():
-            workers[side] = stack.enter_context(worker(side, folder, work, options.level or "", Path(scratch)))
-            run.say(f"{side}: {folder} {commit(folder)} {workers[side].versions}".rstrip())
-        for result in rounds(workers, cases, options, advance):
+    ):
+
+        @contextmanager
+        def start(number: int) -> Generator[dict[str, Worker]]:
+            """Start both workers for the rounds from `number` on. The side that is started first alternates."""
+            workers, sides = dict[str, Worker](), SIDES if number // START_ROUNDS % 2 == 0 else SIDES[::-1]
+            with ExitStack() as stack:
+                for side in sides:
+                    (home := Path(scratch) / f"{side}-{number}").mkdir()
+                    workers[side] = stack.enter_context(worker(side, folders[side], work, options.level or "", home))
+                    if not number:
+                        run.say(f"{side}: {folders[side]} {commit(folders[side])} {workers[side].versions}".rstrip())
+                yield workers
+
+        for result in rounds(start, cases, options, advance):
             print(("" if results else f"{HEADER}\n") + result.row(), flush=True)
             results.append(result)
     print("\n".join(result.verdict(options) for result in results), flush=True)
 
 
 def max_rounds(options: Turns) -> int:
-    """Return the number of rounds after which a case ends in any event."""
-    return options.rounds if options.target_percent is None else options.max_rounds or 10 * options.rounds
+    """Return the number of rounds after which a case ends in any event: a multiple of `START_ROUNDS`."""
+    limit = options.rounds if options.target_percent is None else options.max_rounds or 10 * options.rounds
+    return math.ceil(limit / START_ROUNDS) * START_ROUNDS
 
 
 def cases_of(options: Turns) -> list[Case]:
@@ -199,14 +215,13 @@ def commit(folder: Path) -> str:
         return ""
 
 
-def worker(side: str, folder: Path, work: Mapping[str, Any], level: str, scratch: Path) -> Worker:
+def worker(side: str, folder: Path, work: Mapping[str, Any], level: str, home: Path) -> Worker:
     """Return one side's worker, with each folder of the checkout that has packages on its path.
 
     It ends with this process, however that ends.
     """
     paths = {str(init.parent.parent) for pattern in PACKAGES for init in folder.glob(pattern)}
     environment = {"PYTHONPATH": os.pathsep.join(sorted(paths))} | ({LEVEL_VARIABLE: level} if level else {})
-    (home := scratch / side).mkdir()
     side_work = {**work, "checkout": str(folder), "child": str(CHILD), "scratch": str(home)}
     ends = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid())]
     words = [*ends, *command(sys.executable, "turns_worker")]
@@ -214,29 +229,39 @@ def worker(side: str, folder: Path, work: Mapping[str, Any], level: str, scratch
 
 
 def rounds(
-    workers: Mapping[str, Worker], cases: Sequence[Case], options: Turns, advance: Callable[[int], None]
+    start: Callable[[int], AbstractContextManager[Mapping[str, Worker]]],
+    cases: Sequence[Case],
+    options: Turns,
+    advance: Callable[[int], None],
 ) -> Iterator[Result]:
-    """Run rounds of all cases that are not done yet, after a first one that warms up; yield each case that is done."""
-    repeats = {case.name: _warm(workers, case, options.seed) for case in cases}
-    running, number = [Result(case) for case in cases], 0
+    """Run rounds of all cases that are not done yet; yield each case that is done.
+
+    `start` gives workers for the rounds from a number on. Each case warms up on both of them before its first round.
+    """
+    running, repeats, first = [Result(case) for case in cases], dict[str, int](), 0
     while running:
-        for result in running:
-            for side in SIDES if number % 2 == 0 else reversed(SIDES):
-                answer = _ask(workers[side], result.case, options.seed, number, repeats[result.case.name])
-                result.taken[side].append((answer["cpu_s"] / answer["units"], answer["wall_s"] / answer["units"]))
-            advance(1)
-        number += 1
+        with start(first) as workers:
+            for name, case in ((result.case.name, result.case) for result in running):
+                repeats[name] = _warm(workers, case, options.seed, repeats.get(name))
+            for number in range(first, first + START_ROUNDS):
+                for result in running:
+                    for side in SIDES if number % 2 == 0 else reversed(SIDES):
+                        ran = _ask(workers[side], result.case, options.seed, number, repeats[result.case.name])
+                        result.taken[side].append((ran["cpu_s"] / ran["units"], ran["wall_s"] / ran["units"]))
+                    advance(1)
+        first += START_ROUNDS
         done = [result for result in running if result.is_done(options)]
         running = [result for result in running if result not in done]
         yield from done
 
 
-def _warm(workers: Mapping[str, Worker], case: Case, seed: int) -> int:
-    """Run a case on both sides, and return how often it is repeated to take `UNIT_S` on the old one."""
+def _warm(workers: Mapping[str, Worker], case: Case, seed: int, repeats: int | None) -> int:
+    """Run a case on both sides. Return its repeats: unless given, as many as take `UNIT_S` on the old side."""
     for side in SIDES:
         _ask(workers[side], case, seed, -2, 1)
-    cpu_s = {side: _ask(workers[side], case, seed, -1, 1)["cpu_s"] for side in SIDES}[OLD]  # both do equal work
-    repeats = min(MAX_REPEATS, math.ceil(UNIT_S / max(cpu_s, 1e-6)))
+    if repeats is None:
+        cpu_s = {side: _ask(workers[side], case, seed, -1, 1)["cpu_s"] for side in SIDES}[OLD]  # both do equal work
+        repeats = min(MAX_REPEATS, math.ceil(UNIT_S / max(cpu_s, 1e-6)))
     for side in SIDES:
         _ask(workers[side], case, seed, -3, repeats)
     return repeats

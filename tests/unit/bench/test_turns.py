@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,29 +48,35 @@ class Played:
 
 def played(log: list[str], options: Turns, *new_s: float) -> Result:
     sides = {"old": Played("old", log, 0.1), "new": Played("new", log, *new_s)}
-    workers = cast("dict[str, Worker]", sides)
-    (result,) = turns.rounds(workers, [Case("c", {})], options, lambda _: None)
+
+    def start(number: int) -> Any:
+        log.append(f"start {number}")
+        return nullcontext(cast("dict[str, Worker]", sides))
+
+    (result,) = turns.rounds(start, [Case("c", {})], options, lambda _: None)
     return result
 
 
 def test_the_sides_take_turns_with_equal_work_and_the_order_alternates() -> None:
     log = list[str]()
     result = played(log, Turns(Path(), rounds=3), 0.05)
-    assert log[-6:] == [
-        "old 0, c, 0 2",
-        "new 0, c, 0 2",
-        "new 0, c, 1 2",
-        "old 0, c, 1 2",
-        "old 0, c, 2 2",
-        "new 0, c, 2 2",
-    ]
-    assert result.taken["new"] == [(0.05, 0.01)] * 3
+    rounds = ["old 0, c, 0 2", "new 0, c, 0 2", "new 0, c, 1 2", "old 0, c, 1 2"]
+    assert [line for line in log if ", -" not in line] == ["start 0", *rounds, "start 2", *(
+        line.replace("c, 1", "c, 3").replace("c, 0", "c, 2") for line in rounds
+    )]  # fmt: skip
+    assert [line for line in log if ", -3 " in line] == ["old 0, c, -3 2", "new 0, c, -3 2"] * 2, "each start warms up"
+    assert result.taken["new"] == [(0.05, 0.01)] * 4
     assert str(result.intervals[0]) == "0.5000 [0.5000, 0.5000]"
-    assert result.verdict(Turns(Path())) == "c: new takes 50.0% less CPU; the interval is +-0.00 % after 3 rounds"
+    assert result.verdict(Turns(Path())) == "c: new takes 50.0% less CPU; the interval is +-0.00 % after 4 rounds"
+
+
+def test_rounds_of_one_start_are_one_sample() -> None:
+    result = Result(Case("c", {}), {"old": [(1.0, 1.0)] * 4, "new": [(1.1, 1.0), (1.1, 1.0), (0.9, 1.0), (0.9, 1.0)]})
+    assert result.intervals[0] == Interval.of([1.1, 0.9])
 
 
 def test_rounds_are_added_until_the_interval_is_narrow_or_their_number_is_reached() -> None:
-    noise = (0.1, 0.104)
+    noise = (0.1, 0.102, 0.104)
     narrow = Turns(Path(), rounds=2, target_percent=3.0, max_rounds=50)
     result = played([], narrow, *noise)
     assert 2 < result.rounds < 50
