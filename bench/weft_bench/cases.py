@@ -334,12 +334,11 @@ class RequestPath:
 
 
 CPU_CASES = ("decode", "retention", "batch1", "prefill", "whole", "int8", "int4", "loading", "slots")
-CPU_OTHER_CASES = ("kv", "swap", "operator")
 CPU_SHOWN = (
     "kept of what the bound allows", "whole run", "bf16 step / *", "decode step p50, a* / *", "first token, from *",
-    "attention of all keys *", "read bandwidth",
+    "read bandwidth",
 )  # fmt: skip
-GPU_CASES = {"exact": 60, "steps": 110, "streams": 190, "stack": 100, "operator": 25, "offload": 60}  # shares of time
+GPU_CASES = {"exact": 60, "steps": 110, "streams": 190, "stack": 100, "operator": 25}  # shares of time
 GPU_MODELS = ("8B", "1B")
 
 
@@ -347,13 +346,12 @@ GPU_MODELS = ("8B", "1B")
 class Cpu:
     """The CPU engine alone: decode, prefill, what adapters cost, many adapters over few slots.
 
-    kv: attention over long contexts. swap: KV to host memory and back, and prefixes read from there. operator: LoRA
-    alone, beside torch with a loop or gathered batched products (Punica). Random models are made on first use (mid:
-    1.6 GB). The default cases take about an hour; `--quick --shapes tiny --cases decode` takes seconds.
+    Random models are made on first use (mid: 1.6 GB). The default cases take about an hour; `--quick --shapes tiny
+    --cases decode` takes seconds.
     """
 
     shapes: tuple[str, ...] = option(SHAPES, "random models", SHAPES)
-    cases: tuple[str, ...] = option(CPU_CASES, "cases", (*CPU_CASES, *CPU_OTHER_CASES))
+    cases: tuple[str, ...] = option(CPU_CASES, "cases", CPU_CASES)
     quick: bool = quick_run()
     executor: str = option("auto", "the runner's executor", ("auto", "cpu", "reference"))
     dtype: str = option("bf16", "weights, as the runner's flag", ("bf16", "fp32", "int8", "int4"))

@@ -1,20 +1,16 @@
 """The cases of `weft bench control`: shipped cores and codecs, fed with what their peers would send."""
 
-import asyncio
 import gc
 import random
 import resource
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, repeat
+from itertools import count
 from statistics import median, quantiles
 from typing import Any
 
-import grpc.aio
 import orjson
 
 from weft.domain import request, runner
@@ -24,8 +20,6 @@ from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
 from weft.domain.routes import AdapterSpec, PoolRoute, PoolSpec, RegistryChange, Routes
 from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SCHEDULER_TO_SUPERVISOR, SUPERVISOR_TO_SCHEDULER
 from weft.wire.codec.scheduling import SCHEDULER_TO_GATEWAY, outcome_bytes
-from weft.wire.serving import SERVER_OPTIONS
-from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_bench.peers.turns_worker import GATEWAY, REGISTRY, SUPERVISOR, Clock, connect
 from weft_gateway.core import Gateway, GatewayConfig, Principal, RouteIndex
@@ -65,7 +59,6 @@ class Amounts:
     adapters: int = 100_000
     fleet: int = 10_000
     decisions: int = 20_000
-    messages: int = 20_000  # through gRPC
 
     @property
     def requests(self) -> int:
@@ -73,7 +66,7 @@ class Amounts:
         return 100 * self.fleet
 
 
-QUICK = Amounts(4, 3, 50, 1_000, 40, 400, 1_000)
+QUICK = Amounts(4, 3, 50, 1_000, 40, 400)
 
 
 def cpu_clock() -> Clock:
@@ -199,45 +192,9 @@ def reports(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line
     for name, clock, n_bytes, target in zip(("supervisor", "scheduler"), clocks, received, (1500, 2000), strict=True):
         report_us = 1e6 * min(clock.seconds[1:]) / amounts.runners
         report_bytes = n_bytes / amounts.runners / amounts.rounds
-        grpc_us = asyncio.run(_grpc_us(round(report_bytes), amounts.messages))
         yield origin.line(case, f"{name}: CPU of a report, codec and handler", report_us, "us")
         yield origin.line(case, f"{name}: runners a core", rate / report_us, "", target=f">= {target}")
-        yield origin.line(case, f"{name}: CPU of gRPC for the message with a report", grpc_us, "us")
-        yield origin.line(case, f"{name}: runners a core, with gRPC", rate / (report_us + grpc_us), "")
         yield origin.line(case, f"{name}: bytes received of a report", report_bytes, "B")
-
-
-async def _grpc_us(message_bytes: int, messages: int) -> float:
-    """Return the CPU microseconds of a server's process for each message of a stream, without decoding it."""
-    marks: list[float] = []
-
-    async def receive(requests: Any, _context: Any) -> bytes:
-        async for _ in requests:
-            if not marks:
-                marks.append(time.process_time())
-        marks.append(time.process_time())
-        return b""
-
-    handler = grpc.stream_unary_rpc_method_handler(receive)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bench", {"Receive": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        command = [sys.executable, "-m", __name__, str(port), str(message_bytes), str(messages)]
-        client = await asyncio.create_subprocess_exec(*command)
-        if code := await client.wait():
-            raise subprocess.CalledProcessError(code, command)
-    finally:
-        await server.stop(None)
-    return 1e6 * (marks[1] - marks[0]) / (messages - 1)
-
-
-async def _send(port: str, message_bytes: str, messages: str) -> None:
-    """Send messages: the client's process."""
-    async with channel(f"127.0.0.1:{port}") as opened:
-        call: Any = opened.stream_unary
-        await call("/bench.Bench/Receive")(repeat(bytes(int(message_bytes)), int(messages)))
 
 
 def engine(origin: Origin, amounts: Amounts, advance: Advance) -> Iterator[Line]:
@@ -446,7 +403,3 @@ class Fleet:
         prompt, p90 = self._chance.randint(16, 256), self._chance.randint(16, 128)
         tenant = f"ns{number % self._tenants}"
         return request.Submit(f"r{self._submitted}", POOL, tenant, "m", digest(number), prompt, 512, p90_tokens=p90)
-
-
-if __name__ == "__main__":
-    asyncio.run(_send(*sys.argv[1:]))

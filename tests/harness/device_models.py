@@ -12,13 +12,16 @@ from harness.on_device import assert_logits, sized
 from weft.domain.model.families import ATTENTION, BIASED
 from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
 from weft_kernels.triton import int4
-from weft_runner.model import Array, Executor
+from weft_runner.model import Array, Executor, Partition
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.cuda.offload import activation_split, kv_split, work_bytes
 from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
+from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.weights import LayerWeights, ModelWeights, Pack
+from weft_runner.offload import Budgets
 from weft_stage.gpu_device import Gpu
 from weft_stage.gpu_models import (
     PROJECTIONS,
@@ -295,3 +298,11 @@ def _pages(spec: ModelSpec, rows: int, slots: int) -> int:
     page = spec.layers * 2 * spec.kv_heads * PAGE_TOKENS * spec.head_dim
     widths = sum(sum(spec.projection(name)) for name in PROJECTIONS) * spec.layers * MAX_RANK
     return rows * 40 + slots * (2 * widths // page + 8)
+
+
+def beside_weights(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBudget) -> Budgets:
+    """Return the bytes of device and host for all but weights, by a budget without a plan. Raises PolicyInvalid."""
+    split, activations = kv_split(part, dtype, sizes, budget), activation_split(part, sizes, budget)
+    work = work_bytes(part, dtype, sizes, split, activations)
+    device = split.memory_bytes + activations.memory_bytes + work
+    return Budgets(device, split.host_bytes + activations.host_bytes)

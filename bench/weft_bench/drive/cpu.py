@@ -26,12 +26,9 @@ class Amounts:
     prefills: tuple[int, ...] = (128, 512, 1024, 2048)
     crowds: tuple[int, ...] = (16, 64, 256)
     crowd_requests: int = 384
-    kv_contexts: tuple[int, ...] = (2048, 4096)
-    operator_width: int = 4096
-    operator_rows: tuple[int, ...] = (1, 16, 64)
 
 
-QUICK = Amounts(1, 4, 6, (1, 4), (32, 128), (16,), 24, (128,), 64, (1, 4))
+QUICK = Amounts(1, 4, 6, (1, 4), (32, 128), (16,), 24)
 
 
 @dataclass(frozen=True, slots=True)

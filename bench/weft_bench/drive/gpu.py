@@ -47,9 +47,6 @@ class Amounts:
     stream_spread: int = 96  # tokens by which answers of mixed lengths differ from that at most
     stream_rounds: int = 3  # requests of each stream
     stack_adapters: int = 8
-    offload_bytes: int = 16 << 30  # of the device, for everything; 0: for half of the weights
-    offload_rows: tuple[int, ...] = (64, 1)
-    offload_context: int = 512
     operators: tuple[Operator, ...] = (
         Operator("4096 -> 4096", 4096, (4096,), (Batch(1, IDENTICAL), *(Batch(64, kind) for kind in POPULARITIES))),
         Operator("q, k, v 4096 -> 6144", 4096, (4096, 1024, 1024), (Batch(256, DISTINCT),)),
@@ -63,7 +60,7 @@ class Amounts:
 TINY = Amounts(
     model="tiny", stack_model="tiny", decode=((2, 20), (1, 20)), prompts=(20,), clocked=1, beside=1,
     exact_tokens=(10, 3), stream_counts=(2, 1), stream_adapters=(0, 3), stream_tokens=(4, 3), mixed_counts=(2,),
-    stream_spread=1, stream_rounds=1, stack_adapters=2, offload_bytes=0, offload_rows=(2,), offload_context=20,
+    stream_spread=1, stream_rounds=1, stack_adapters=2,
     operators=(Operator("q, k, v 64 -> 80", 64, (48, 16, 16), (Batch(3, DISTINCT),)),),
 )  # fmt: skip
 

@@ -23,8 +23,6 @@ from weft_bench.drive.engine import (
     prefill_s,
 )
 from weft_bench.figures.cpu_adapters import loading, slots
-from weft_bench.figures.cpu_memory import kv, swap
-from weft_bench.figures.cpu_operator import operator
 from weft_bench.roofline import prefill_work, retention_bound
 from weft_bench.run import Run
 from weft_kernels.cpu.threads import cpu_quota
@@ -33,7 +31,7 @@ from weft_stage.lines import Line
 
 RETAINED = (IDENTICAL, UNIFORM, DISTINCT)
 BRISK = ("tiny", "m135")  # the other shapes would take hours
-ONLY = {"kv": BRISK, "loading": BRISK, "slots": BRISK, "swap": BRISK, "operator": ("mid",)}  # shapes of a case
+ONLY = {"loading": BRISK, "slots": BRISK}  # shapes of a case
 NARROW_TARGETS = {("mid", "int8", 1): ">= 1.7", ("mid", "int4", 1): ">= 2.8", ("mid", "int4", 16): ">= 1.5"}
 
 
@@ -180,7 +178,4 @@ CASES: dict[str, Callable[[Bench], Iterator[Line]]] = {
     "int4": partial(narrow, dtype="int4"),
     "loading": loading,
     "slots": slots,
-    "kv": kv,
-    "swap": swap,
-    "operator": operator,
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MISSING, NO_GPU = 2, 3  # exit codes
 NEEDED = ("torch", "triton", "numpy", "safetensors", "psutil")  # a case says as it begins what else it needs
 MODULES = {"exact": "gpu_exact", "steps": "gpu_steps", "streams": "gpu_streams", "stack": "gpu_streams",
-           "operator": "gpu_steps", "offload": "gpu_offload"}  # fmt: skip
+           "operator": "gpu_steps"}  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -28,8 +28,8 @@ for name in gpu.MODULES.values():
 """
 BITS = """
 import torch
-from weft_bench.figures import gpu_offload
-array = gpu_offload.array_of(torch.tensor([0.5, -3.0], dtype=torch.bfloat16))
+from weft_runner.model import host_tensors
+array = host_tensors.array_of(torch.tensor([0.5, -3.0], dtype=torch.bfloat16))
 assert array.itemsize == 2
 assert array.view("<u2").tolist() == [0x3F00, 0xC040]
 """

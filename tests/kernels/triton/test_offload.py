@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.device_models import PAGE_TOKENS
+from harness.device_models import PAGE_TOKENS, beside_weights
 from harness.on_device import BF16, FP32, INTERPRETED, TOLERANCES, assert_near, sized
-from weft_bench.figures import gpu_offload
 from weft_kernels.triton import int4
 from weft_runner.model import Partition, open_checkpoint, read_spec
 from weft_runner.model.cuda.device import DTYPES
@@ -54,7 +53,7 @@ def test_logits_are_near_those_of_the_model_whole(
         0, 1 << 40, tmp_path / "disk", "sha256:" + "0" * 64, 16 if host_rows else TOKENS, TOKENS, 4, 16, share,
         kv_host_pages=host_pages, activation_host_tokens=host_rows,
     )  # fmt: skip
-    beside = gpu_offload.beside_weights(Partition(spec), dtype, sizes, budget)
+    beside = beside_weights(Partition(spec), dtype, sizes, budget)
     budget = replace(
         budget, device_bytes=beside.device_bytes + whole_bytes + (0 if INTERPRETED else SLACK),
         host_bytes=whole_bytes * 3 // 4 + beside.host_bytes,

@@ -11,9 +11,8 @@ from weft_bench.figures import control
 from weft_bench.run import Run
 from weft_stage.lines import Origin
 
-TINY = Amounts(
-    runners=2, rounds=2, host_copies=20, adapters=200, fleet=3, decisions=30, messages=20
-)  # of requests 100 for each runner: more than run
+# 100 requests for each runner are more than run.
+TINY = Amounts(runners=2, rounds=2, host_copies=20, adapters=200, fleet=3, decisions=30)
 
 
 class CheckedRun(Run):

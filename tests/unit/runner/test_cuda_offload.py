@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from harness import interpreter
+from harness.device_models import beside_weights
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.ranks import settings_of
-from weft_bench.figures import gpu_offload
 from weft_kernels.triton import int4
 from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, OutOfMemory, PolicyInvalid, RunnerError
 from weft_runner.executors import ModelSource, make_executor
@@ -113,7 +113,7 @@ def budget(folder: Path, part: Partition, dtype: str, left: int, host: int, **ch
         "max_rank": SIZES.max_rank, **changed,
     }  # fmt: skip
     limits = OffloadBudget(**values)
-    beside = gpu_offload.beside_weights(part, dtype, SIZES, limits)
+    beside = beside_weights(part, dtype, SIZES, limits)
     return replace(limits, device_bytes=left + beside.device_bytes, host_bytes=host + beside.host_bytes)
 
 
