@@ -339,11 +339,13 @@ def test_guesses_are_expected_by_how_those_of_their_kind_have_fared() -> None:
 
     sure = draft()
     assert sure.gains[1] > 0.8
+    prior = acceptance.shares[SUREST]
     for _ in range(200):
         acceptance.learn(sure, 0, checked=True)
     assert not draft().tokens, "less than anything is worth"
     for _ in range(300):
         acceptance.pass_over(sure)
+    assert 0.9 * prior < acceptance.shares[SUREST] <= prior
     assert draft().gains[0] > 0.8, "and tried again some day"
     for _ in range(200):
         acceptance.learn(sure, 2, checked=False)

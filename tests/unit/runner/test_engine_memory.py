@@ -104,6 +104,7 @@ def test_a_prefix_that_the_device_evicted_is_read_from_host_memory(driver_of, ad
         assert third[0] == third[1]
     assert state_of(small.pool).prefix_reused_tokens == 3 * 3 * P, "but for the first everybody reads it"
     assert small.pool.reuse.host_tokens == 3 * P
+    assert fresh.pool.reuse.queried == 0, "nothing is looked up without a salt"
     prefixes, swap = small.pool.host_prefixes, small.pool.swap
     assert (len(prefixes), prefixes.out_bytes, swap.prefix_in_bytes) == (3, 3, 3)
     assert (swap.num_swapped_out, swap.out_bytes) == (0, 0)

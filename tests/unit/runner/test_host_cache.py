@@ -44,6 +44,7 @@ def test_they_come_a_few_at_a_time_in_the_lists_order_and_are_waited_for():
     first = fetches(book)
     assert first == [Fetch("a", to_host=True), Fetch("b", to_host=True)]
     assert len(first) == PREFETCHES
+    assert not book.prefetcher.idle
     book.on_event(Fetched("b", None, 10))
     assert fetches(book) == [Fetch("c", to_host=True)]
     assert book.prefetcher.missing() == ["a", "c", "disk"]
@@ -52,6 +53,7 @@ def test_they_come_a_few_at_a_time_in_the_lists_order_and_are_waited_for():
     assert fetches(book) == [Fetch("disk", to_host=False)]
     book.on_event(Fetched("disk", None, None))
     assert not book.prefetcher.missing()
+    assert book.prefetcher.idle
     assert book.adapters["disk"].nearest_tier is Tier.DISK
     assert book.adapters["asked for"].nearest_tier is Tier.REMOTE
 

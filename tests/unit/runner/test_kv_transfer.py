@@ -256,6 +256,7 @@ def test_pages_that_the_second_runner_has_do_not_travel() -> None:
     assert KvAccept("s", E1, 5) in pair.sent
     found = [side.machine.pool.reuse.tokens for side in (pair.a, pair.b)]
     assert found == [20, 0], "who computes a prompt has found it, who gets its KV has not"
+    assert [side.machine.pool.reuse.queried for side in (pair.a, pair.b)] == [2 * len(PROMPT), 0]
 
 
 def test_an_answer_of_one_token_sends_nothing() -> None:

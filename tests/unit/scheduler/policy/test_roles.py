@@ -175,7 +175,8 @@ def test_the_next_review_is_soon_while_something_waits_and_else_once_a_period() 
     roles, closed = planned(fleet(6)), fleet(6, queue_open=False)
     assert roles.next_review(10.0, waiting=False) is None, "no request has come since"
     roles.work.observe(100, 100)
-    assert [roles.next_review(now, waiting=False) for now in (10.0, PERIOD_S)] == [PERIOD_S, PERIOD_S + REVIEW_S]
+    reviews = [roles.next_review(now, waiting=False) for now in (0.0, 10.0, PERIOD_S)]
+    assert reviews == [PERIOD_S, PERIOD_S, PERIOD_S + REVIEW_S]
     assert roles.next_review(10.5 * PERIOD_S, waiting=False) == 11 * PERIOD_S
     assert roles.next_review(10.0, waiting=True) == 10.0 + REVIEW_S
     roles.review(closed, 20.0, waiting=True)
