@@ -32,8 +32,11 @@ def run(name: str, words: Sequence[str]) -> int:
     this = Run(name, docs)
     failures = list[BaseException]()
     try:
-        for line in figures(options, this) or ():
+        lines = figures(options, this)
+        for line in lines or ():
             this.keep(line)
+        if lines is not None and not this.lines:
+            raise BenchFailed("nothing was measured: every case was skipped, for the reasons above")
     except* (BenchFailed, CannotStart) as group:
         failures += single(group)
     finally:

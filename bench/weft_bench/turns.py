@@ -119,6 +119,8 @@ class Result:
         """Return what the CPU interval says, in a sentence."""
         cpu, target = self.intervals[0], options.target_percent
         said = "no difference is shown"
+        if math.isinf(cpu.high):
+            return f"{self.case.name}: an interval needs at least {2 * START_ROUNDS} rounds, got {self.rounds}"
         if cpu.low > 1 or cpu.high < 1:
             said = f"new takes {abs(cpu.mean - 1):.1%} {'more' if cpu.mean > 1 else 'less'} CPU"
         missed = f", wider than the target of {target:g} %" if target is not None and cpu.percent > target else ""

@@ -51,6 +51,13 @@ def test_lines_of_a_run_that_fails_are_kept_with_their_page(
     assert "| m135 | 3 ms | 1 |" in (tmp_path / "stack.md").read_text()
 
 
+def test_a_run_without_figures_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.run("predict", ["--docs", str(tmp_path), "--data", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith(
+        "error: nothing was measured: every case was skipped, for the reasons above\n"
+    )
+
+
 def test_check_names_missed_targets(tmp_path: Path) -> None:
     line = Origin("c", "box", "v").line("m135", "upload p50", 3.0, "ms", target="<= 2")
     append(tmp_path / "raw" / "push.jsonl", [line])
