@@ -1,6 +1,6 @@
 """Data sets of benchmarks: read from `--data DIR`, printed as skipped where they are absent.
 
-Sets under Apache, MIT or CC BY licences may live in `bench/data/`; others are never part of the repository.
+No set is part of the repository; docs/benchmarks/README.md lists sources and columns.
 """
 
 import csv
