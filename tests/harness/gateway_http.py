@@ -64,6 +64,7 @@ class PlayedConnection(BoundedHttp):
         super().__init__(
             CONFIG, ServerState(), {}, LOOP, bound=ConnectionBound(1), refusals=REFUSALS,
         )  # fmt: skip
+        self.logger: Any = SimpleNamespace(level=100, warning=lambda _message: None)  # pyright: ignore[reportUnknownLambdaType]
         self.client_side, self._cycles = _Transport(), list[Any]()
         self.connection_made(self.client_side)  # pyright: ignore[reportArgumentType]
 

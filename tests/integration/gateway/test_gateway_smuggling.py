@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from weft_gateway.shell import bounded_http
 
 from .conftest import ANSWER, World, serving, soon, until
 from .test_gateway_bounds import connected
-from .test_gateway_refusals import TEXT
+from .test_gateway_refusals import CHAT, TEXT
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 START = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -66,7 +67,8 @@ AMBIGUOUS = [
     (400, b"transfer-encoding: identity\r\ntransfer-encoding: chunked, x\r\n"),
     (400, REST + REST),
     (501, b"upgrade: h2c\r\nconnection: upgrade\r\ntransfer-encoding: gzip, chunked\r\n"),
-    # What may be there once.
+]
+TWICE = [
     (400, REST + b"host: x\r\n"),
     (400, REST + b"host: y\r\n"),
     (400, REST + b"authorization: Bearer a\r\nauthorization: Bearer a\r\n"),
@@ -76,8 +78,12 @@ AMBIGUOUS = [
 ]
 
 
-async def test_an_ambiguous_head_is_no_request_and_ends_the_connection(world: World) -> None:
-    for status, head in AMBIGUOUS:
+@pytest.mark.parametrize("heads", [AMBIGUOUS, TWICE], ids=["lengths", "twice"])
+async def test_an_ambiguous_length_is_no_request_and_ends_the_connection(
+    world: World, heads: list[tuple[int, bytes]]
+) -> None:
+    """Nor is what may be there once."""
+    for status, head in heads:
         answer = await sent(world, START + head + b"\r\n" + CHUNKED)
         statuses = re.findall(rb"HTTP/1\.1 (\d{3})", answer)
         assert statuses == [b"%d" % status], (head, answer)
@@ -161,6 +167,38 @@ async def test_a_segment_may_end_at_any_byte_of_an_offer(world: World) -> None:
             await writer.drain()
         assert b" 200 " in await soon(reader.readline())
         writer.close()
+
+
+JDK_REQUESTS: list[tuple[str, dict[str, Any] | None, int]] = [
+    ("/v1/models", None, 200),
+    ("/v1/chat/completions", CHAT, 200),
+    ("/v1/chat/completions", CHAT | {"stream": True}, 200),
+    ("/v1/completions", TEXT, 200),
+    ("/v1/completions", TEXT | {"prompt": "x" * 300_000}, 400),
+    ("/v1/responses", {"model": "tiny", "input": "hello", "store": False}, 200),
+    ("/v1/messages", CHAT | {"max_tokens": 5}, 200),
+    ("/v1/messages/count_tokens", CHAT, 200),
+    ("/tokenize", TEXT, 200),
+    ("/detokenize", {"model": "tiny", "tokens": [270]}, 200),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("java") is None, reason="no JDK: apt-get install default-jdk-headless")
+async def test_the_jdks_http_client_is_answered_with_its_defaults(world: World, tmp_path: Path) -> None:
+    """One request after the other and all at once; bodies of a known length, in chunks, and after a 100."""
+    lines = [f"{'POST' if body else 'GET'} {path} {orjson.dumps(body).decode()}" for path, body, _ in JDK_REQUESTS]
+    (tmp_path / "requests").write_text("\n".join(lines))
+    java = await asyncio.create_subprocess_exec(
+        "java", Path(__file__).with_name("JdkClient.java"), world.url, tmp_path / "requests",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    printed, errors = await soon(java.communicate())
+    assert java.returncode == 0, errors
+    wanted = [status for _, body, status in JDK_REQUESTS for _ in range(3 if body else 1)]
+    answers = printed.decode().splitlines()
+    assert [int(answer[:3]) for answer in answers] == wanted * 2
+    assert all("context_length_exceeded" in answer for answer in answers if answer.startswith("400"))
 
 
 async def test_trailers_are_no_headers(parts: World, tmp_path: Path) -> None:
