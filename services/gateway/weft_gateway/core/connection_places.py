@@ -22,7 +22,8 @@ class ConnectionPlaces(Generic[C]):
     def busy(self, connection: C) -> None:
         """Note that a connection has a request, or is gone."""
         self._idle.pop(connection, None)
-        if (peer := self._peers.pop(connection, None)) is not None:
+        if connection in self._peers:
+            peer = self._peers.pop(connection)
             del self._heads[peer][connection]
             self._count(peer, -1)
 

@@ -12,6 +12,7 @@ What two parsers could read differently is refused, and the connection ends. An 
 """
 
 import asyncio
+import re
 import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ STALL_SECONDS = 60.0  # for a client that reads nothing while its answer waits
 GONE_SECONDS = 1.0  # between looks for a client that has left behind a request sent ahead
 _PIECE_BYTES = 16 << 10  # the bound's precision
 _SINGLE = b"host", b"authorization", b"x-api-key"
+_HOST = re.compile(rb"[^\s,/?#@\\]*[ \t]*")
 _LEFT = getattr(select, "POLLRDHUP", 0)  # Linux's; elsewhere a connection that is reset is seen
 
 
@@ -105,7 +107,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._await_head()
         self._unread += data
         self._read_on()
-        if self.pipeline:
+        if self.pipeline and not self.transport.is_closing():
             self.flow.pause_reading()
         self._rank()
 
@@ -183,7 +185,10 @@ class BoundedHttp(HttpToolsProtocol):
             for name in _SINGLE:
                 if names.count(name) > 1:
                     raise BadRequest(_TWICE.format(name.decode()))
-        if b"host" not in fields and self.parser.get_http_version() == "1.1":
+        if (host := fields.get(b"host")) is None:
+            if self.parser.get_http_version() == "1.1":
+                raise BadRequest(_NO_HOST)
+        elif not _HOST.fullmatch(host):
             raise BadRequest(_NO_HOST)
         if coding is not None and (codings > 1 or coding.rstrip(b" ").lower() != b"chunked"):
             raise BadRequest(_CODING, code="unsupported_transfer_encoding", status=HTTPStatus.NOT_IMPLEMENTED)
@@ -232,7 +237,8 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._in_head and not self.pipeline:  # what is being read is the body of what was answered
             self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
         super().on_response_complete()
-        self._read_on()
+        if self._unread:
+            self._read_on()
         self._rank()
 
     def _answer_held(self) -> None:
@@ -349,7 +355,7 @@ _TOO_SLOW = BadRequest(
 _INVALID = "The bytes are no valid HTTP request; correct them"
 _NO_PROXY = "Expected another method, got CONNECT; this is no proxy."
 _TWICE = "Expected the header {} once, got it again; send it once."
-_NO_HOST = "Expected the header host, got none; send it."
+_NO_HOST = "Expected one name or address in the header host; send it."
 _CODING = "Expected the transfer-encoding chunked alone, got another; send the body without it."
 
 
