@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from fuzz.building import Choices, Words, encoded
 from fuzz.peers import decoded, frames, gateway_core, kv_frames, runner_core, scheduler_core, supervisor_core
+from harness.gateway_http import ReadRequest, read_requests
 from harness.manifests import load_text
 from weft.api.manifests import ManifestError
 from weft.artifacts.adapter_config import parse_adapter_config
@@ -176,6 +178,53 @@ def _vectors(body: bytes) -> Any:
 def _tokenize(body: bytes) -> Any:
     kinds = TokenizeRequest, TokenizeChatRequest, DetokenizeRequest
     return [_passing(partial(parse, kind), (ApiError,))(body) for kind in kinds]
+
+
+# ------------------------------------------------------------------------------------------------ HTTP
+
+
+OFFER = b"connection: x, Upgrade\r\nupgrade: h2c\r\n"
+FIRST_LINE = re.compile(rb"(?!CONNECT )[A-Z]+ [!-~]+ HTTP/1\.[01]\r\n")
+POSTED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HTTP = [
+    b"GET /v1/models?a=%20b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\n\r\nGET / HTTP/1.0\r\n\r\n",
+    POSTED + b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\nabcdeGET / HTTP/1.1\r\nhost: x\r\n\r\n",
+    POSTED + b"Transfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\nx-a: b\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n",
+    POSTED + OFFER + b"Content-Length: 3\r\n\r\nabc" + POSTED + OFFER + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    bytes([128, 12, 16, 15, 20, 7, 27, 28, 7, 13, 20, 7, 27, 28, 16, 15, 7, 11, 7]),
+]
+
+
+# Of what requests are made where the input begins with a byte beyond ASCII.
+PIECES = (
+    b"GET ", b"POST ", b"CONNECT ", b"/a ", b"x:80 ", b"HTTP/1.1\r\n", b"HTTP/1.0\r\n", b"\r\n", b"\n", b"\r", b" ",
+    b"GET /b HTTP/1.1\r\nhost: x\r\n", POSTED, POSTED + OFFER, b"host: y\r\n", b"connection: upgrade\r\n",
+    b"Upgrade: h2c\r\n", b"connection: close\r\n", b"content-length: 5\r\n", b"content-length: 0\r\n",
+    b"transfer-encoding: chunked\r\n", b"transfer-encoding: gzip, chunked\r\n", b"transfer-encoding: x\r\n",
+    b"expect: 100-continue\r\n", b"authorization: a\r\n", b"x-empty:\r\n", b"abcde", b"5\r\nabcde\r\n", b"0\r\n",
+    b"\r\n\r\n",
+)  # fmt: skip
+
+
+def _http(raw: bytes) -> list[ReadRequest]:
+    """However the bytes are cut they are the same requests, and an offer of another protocol changes none of them."""
+    if raw[:1] >= b"\x80":
+        raw = b"".join(PIECES[number % len(PIECES)] for number in raw[1:200])
+    requests, step = read_requests(raw), 1 + len(raw) % 7
+    cut = read_requests(*(raw[at : at + step] for at in range(0, len(raw), step)))
+    assert cut == requests, f"{step} bytes a segment: {cut} in place of {requests}"
+    if line := FIRST_LINE.match(raw):
+        offering = read_requests(raw[: line.end()] + OFFER + raw[line.end() :])
+        assert _without_offers(offering) == _without_offers(requests), f"{offering} in place of {requests}"
+    return requests
+
+
+def _without_offers(requests: Sequence[ReadRequest]) -> list[ReadRequest]:
+    """Leave out fields that speak of the connection alone."""
+    own = b"connection", b"upgrade"
+    return [
+        request._replace(headers=[field for field in request.headers if field[0] not in own]) for request in requests
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ files of tenants
@@ -378,6 +427,7 @@ TARGETS: Mapping[str, Target] = {
     "responses": _json(ResponsesEndpoint().parse, RESPONSES, ApiError),
     "structured-outputs": _json(lambda body: _prompts(CHAT, body), FORMED, ApiError, NotEncodable),
     "tokenize": _json(_tokenize, [{"model": "m", "prompt": "a"}, CHATS[0], {"model": "m", "tokens": [1]}]),
+    "http": Target(_http, HTTP),
     "batch-line": _json(lambda raw: read_line(raw, "/v1/chat/completions", 1 << 20), LINES),
     "chat-template": Target(
         _passing(_template, (TemplateRefused, TemplateFault)), [text.encode() for text in TEMPLATES]

@@ -20,7 +20,7 @@ from weft_gateway.core import HOLD_S
 from weft_gateway.shell import RequestTurns, Turnstile, bounded_http
 
 from .conftest import ANSWER, HELLO, PATIENCE_S, TEMPLATE, World, key_route, serving, soon, until
-from .test_gateway_refusals import CHAT, TEXT, refused, with_keys
+from .test_gateway_refusals import CHAT, TEXT, half_a_body, refused, with_keys
 
 LENGTH, MEDIA = "context_length_exceeded", "unsupported_media_type"
 MIN_TURNS = 10  # of the loop beside a thread's work: two at most where a call keeps the interpreter
@@ -158,7 +158,7 @@ async def connected(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamW
     [
         b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-long: ",
         b"GET /",
-        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-trailer: ",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-trailer: ",
     ],
     ids=["a header", "a path", "a trailer"],
 )
@@ -253,35 +253,95 @@ async def answers_health(connection: tuple[asyncio.StreamReader, asyncio.StreamW
     return False
 
 
+async def crowd(world: World, count: int, sent: bytes, address: str = "127.0.0.1") -> list[Any]:
+    """So many connections from an address, oldest first, once the gateway has read what each has sent."""
+    host, port = world.url.removeprefix("http://").split(":")
+    made = list[Any]()
+    for _ in range(count):
+        before, total = set(world.server.server_state.connections), world.server.server_state.total_requests
+        made.append(await asyncio.open_connection(host, int(port), local_addr=(address, 0)))
+        made[-1][1].write(sent)
+        (connection,) = await until(lambda before=before: set(world.server.server_state.connections) - before)
+        await until(
+            lambda one=connection, total=total: (
+                not sent or one.server_state.total_requests > total or one._head_bytes == len(sent)
+            )
+        )
+    return made
+
+
 async def test_beyond_the_bound_the_connection_that_is_idle_longest_gives_way(parts: World, tmp_path: Path) -> None:
     async with serving(parts, parts.settings(tmp_path), connections=FEW) as world:
         idle = [await connected(world) for _ in range(FEW)]
         await until(lambda: len(world.server.server_state.connections) == FEW)
         first, second, third, *_ = idle
         assert await answers_health(first), "idle since now"
-        await until(lambda: all(len(one._bound.idle) == FEW for one in world.server.server_state.connections))
-        crowd = [await connected(world) for _ in range(2)]
-        assert all([await answers_health(one) for one in crowd])
+        await until(lambda: all(len(one._bound._idle) == FEW for one in world.server.server_state.connections))
+        late = [await connected(world) for _ in range(2)]
+        assert all([await answers_health(one) for one in late])
         assert not await soon(second[0].read())
         assert not await soon(third[0].read())
         assert await answers_health(first)
-        for _, writer in (*idle, *crowd):
+        for _, writer in (*idle, *late):
+            writer.close()
+
+
+# What a crowd sends on each connection, with keys and without: nothing of it is a request that could be answered.
+MADE = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+CROWDS = [b"", b"G", HEALTH[:-2], MADE, MADE + b"x"]
+
+
+@pytest.mark.parametrize(
+    "sent", CROWDS, ids=["nothing", "a byte", "half a head", "a 401", "a 401 and a byte of its body"]
+)
+async def test_who_makes_no_request_gives_way_to_who_asks(parts: World, tmp_path: Path, sent: bytes) -> None:
+    """`/healthz` is answered at the bound, five times of five, and so it is on a connection in use."""
+    async with serving(parts, parts.settings(tmp_path, auth=True), connections=FEW) as world:
+        used = await connected(world)
+        made = await crowd(world, FEW - 1, sent)
+        assert await answers_health(used)
+        late = list[Any]()
+        for _ in range(5):
+            late.append(await connected(world))
+            assert await answers_health(late[-1])
+        assert await answers_health(used)
+        for reader, _ in made[:5]:
+            await soon(reader.read())
+        assert [reader.at_eof() for reader, _ in made] == [True] * 5 + [False] * (FEW - 6), "the oldest went"
+        for _, writer in (used, *made, *late):
+            writer.close()
+
+
+async def test_the_oldest_unfinished_head_of_the_peer_with_most_gives_way_first(parts: World, tmp_path: Path) -> None:
+    """A slow client stays beside a crowd of another address, and whoever is idle stays beside both."""
+    async with serving(parts, parts.settings(tmp_path), connections=FEW) as world:
+        idle = [await connected(world) for _ in range(4)]
+        assert all([await answers_health(one) for one in idle])
+        slow = await crowd(world, 2, HEALTH[:-2])
+        hostile = await crowd(world, FEW - 6, b"G", "127.0.0.2")
+        late = [await connected(world) for _ in range(3)]
+        assert all([await answers_health(one) for one in late])
+        for reader, _ in hostile[:3]:
+            assert not await soon(reader.read())
+        assert not any(reader.at_eof() for reader, _ in (*idle, *slow, *hostile[3:]))
+        for reader, writer in slow:
+            writer.write(HEALTH[-2:])
+            assert b" 200 " in await soon(reader.readuntil(b"\r\n\r\n"))
+        for _, writer in (*idle, *slow, *hostile, *late):
             writer.close()
 
 
 async def test_with_no_idle_connection_a_new_one_is_a_503_and_the_others_go_on(parts: World, tmp_path: Path) -> None:
     async with serving(parts, parts.settings(tmp_path), connections=FEW) as world:
-        busy = [await connected(world) for _ in range(FEW)]
-        for _, writer in busy:
-            writer.write(HEALTH[:-2])
-        await until(lambda: all(not one._bound.idle for one in world.server.server_state.connections))
+        busy = [await half_a_body(world) for _ in range(FEW)]
+        await until(lambda: world.gateway.machine.admission.arriving == FEW)
         late = await connected(world)
         answer = await soon(late[0].read())
         assert b" 503 " in answer.partition(b"\r\n")[0]
         assert orjson.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
         for reader, writer in busy:
-            writer.write(HEALTH[-2:])
-            assert b" 200 " in await soon(reader.readuntil(b"\r\n\r\n"))
+            writer.write(b" " * 91)
+            assert b" 400 " in await soon(reader.readuntil(b"\r\n\r\n"))
         for _, writer in (*busy, late):
             writer.close()
 

@@ -7,6 +7,7 @@ Tests, the simulator and benchmarks take these names from here: the modules behi
 from weft_gateway.core.admission import Answer
 from weft_gateway.core.answer_text import MAX_STOP_CHARS, MAX_STOPS, Detokeniser, StopMatcher
 from weft_gateway.core.config import MAX_UNACKED, GatewayConfig
+from weft_gateway.core.connection_places import ConnectionPlaces
 from weft_gateway.core.events import (
     PREDICTOR,
     SCHEDULER,

@@ -5,17 +5,24 @@
 - The rest of a body whose request is answered already is read for a bounded time, then the connection is closed.
 - A client that reads nothing of its answer for too long is cut off, so no answer's task waits for it for ever.
 - A request may be dismissed by its head: its answer is written at once or later, and its body is read and dropped.
-- Connections are bounded. A new one beyond the bound takes the place of the one that is idle longest: 503 if none is.
+- Connections are bounded. Beyond it a new one takes another's place (`core.connection_places`), or is a 503.
+
+What two parsers could read differently is refused, and the connection ends. An offer of another protocol is ignored
+(RFC 9110, 7.8), and its request's body is read. Trailers are dropped.
 """
 
 import asyncio
+import re
+import select
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from weft_gateway.core import ConnectionPlaces
 from weft_gateway.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -25,15 +32,15 @@ MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 20.0  # from a request's first byte, or the connection's start, to the end of its headers
 REST_SECONDS = 5.0  # for the rest of a body whose request is answered: closed earlier, the answer may not be read
 STALL_SECONDS = 60.0  # for a client that reads nothing while its answer waits
+GONE_SECONDS = 1.0  # between looks for a client that has left behind a request sent ahead
 _PIECE_BYTES = 16 << 10  # the bound's precision
+_SINGLE = b"host", b"authorization", b"x-api-key"
+_HOST = re.compile(rb"[^\s,/?#@\\]*[ \t]*")
+_LEFT = getattr(select, "POLLRDHUP", 0)  # Linux's; elsewhere a connection that is reset is seen
 
 
-@dataclass(eq=False, slots=True)
-class ConnectionBound:
-    """How many connections there may be, and those without a request, the one that is idle longest first."""
-
-    limit: int
-    idle: dict["BoundedHttp", None] = field(default_factory=dict["BoundedHttp", None])
+class ConnectionBound(ConnectionPlaces["BoundedHttp"]):
+    """The places of a gateway's connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._gone_timer: asyncio.TimerHandle | None = None
         self._refusals, self._dismissed = refusals, False  # the present request is
         self._held: tuple[asyncio.TimerHandle, Dismissal] | None = None
+        self._unread = b""  # behind requests that wait for their turn
+        self._running: RequestResponseCycle | None = None
 
     # ---------------------------------------------------------------- in
 
@@ -70,47 +80,93 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_made(transport)
         self._await_head()
         if len(self.connections) > self._bound.limit:
-            longest = next(iter(self._bound.idle), None)
-            if longest is None:
-                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", _TOO_MANY)
+            present = self._bound.next_to_go()
+            if present is None:
+                self._refuse(_TOO_MANY)
                 return
-            longest.give_way()
-        self._bound.idle[self] = None
+            present.give_way()
+        self._rank()
 
     def give_way(self) -> None:
-        """Close this idle connection, as HTTP allows at any time."""
-        self._bound.idle.pop(self, None)
+        """Close this connection without a request, as HTTP allows at any time."""
+        self._bound.busy(self)
         self.transport.close()
 
+    def _rank(self) -> None:
+        """Say what this connection waits for. Behind an answer, with or without a rest of the body, it is idle."""
+        if self._answering or self._held or self.transport.is_closing():
+            self._bound.busy(self)
+        elif self._in_head and self._head_bytes:
+            self._bound.unfinished(self, self.client[0] if self.client else "")
+        else:
+            self._bound.idle(self)
+
     def data_received(self, data: bytes) -> None:
-        self._bound.idle.pop(self, None)
+        self._unset_keepalive_if_required()
         if self._in_head and self._head_timer is None:
             self._await_head()
-        for start in range(0, len(data), _PIECE_BYTES):
-            if self.transport.is_closing():
-                return
-            piece = data[start : start + _PIECE_BYTES]
+        self._unread += data
+        self._read_on()
+        if self.pipeline and not self.transport.is_closing():
+            self.flow.pause_reading()
+        self._rank()
+
+    def _read_on(self) -> None:
+        """Parse what has come, as far as no request waits for its turn."""
+        while self._unread and not self.pipeline and not self.transport.is_closing():
+            piece, self._unread = self._unread[:_PIECE_BYTES], self._unread[_PIECE_BYTES:]
             self._head_bytes += len(piece)
-            super().data_received(piece)
+            self._parse(piece)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", _TOO_LARGE)
+                self._refuse(_TOO_LARGE)
+
+    def _parse(self, piece: bytes) -> None:
+        """Feed the parser.
+
+        It skips the body of a request that offers another protocol, and stops behind the head. A new parser gets the
+        same head without the offer, and then the rest.
+        """
+        while piece:
+            try:
+                self.parser.feed_data(piece)
+            except HttpParserUpgrade as offer:
+                piece = self._head_without_offer() + piece[offer.args[0] :]
+                self.parser = HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            except HttpParserError as error:
+                self.logger.warning("Invalid HTTP request received.")
+                said = error.__context__
+                self._refuse(said if isinstance(said, BadRequest) else BadRequest(f"{_INVALID} ({error})."))
+                return
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        line = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+        fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (*line, fields)
 
     def on_headers_complete(self) -> None:
+        parser = self.parser
+        if self._held or self.transport.is_closing():  # nothing is looked at behind the last answer
+            raise BadRequest(_INVALID)
+        if parser.should_upgrade():
+            if parser.get_method() == b"CONNECT":
+                raise BadRequest(_NO_PROXY)
+            return  # it comes again
+        fields = dict(self.headers)
+        self._check(fields)
+        self.headers = []  # trailers follow, which nobody reads
         self._head_bytes, self._in_head = 0, False
         self._head_timer = _cancelled(self._head_timer)
-        if self._held:  # nobody else's request is looked at before its answer
-            self._dismissed = True
-            self._answer_held()
-            self.transport.close()
-            return
-        parser = self.parser
-        assert parser is not None, "it has just parsed this"
         dismissal = None
         if (self._refusals.auth or self._refusals.routes.limited) and not self._answering:
-            dismissal = self._refusals.dismissal(parser.get_method(), self.url, self.headers)
+            dismissal = self._refusals.dismissal(parser.get_method(), self.url, fields)
         self._dismissed = dismissal is not None
         if dismissal is None:
             super().on_headers_complete()
+            if self.pipeline and not self._gone_timer:
+                self._gone_timer = self.loop.call_later(GONE_SECONDS, self._look_for_client)
             return
         if not parser.should_keep_alive():
             dismissal = replace(dismissal, closes=True)
@@ -120,12 +176,31 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self._answer_dismissed(dismissal)
 
+    def _check(self, fields: Mapping[bytes, bytes]) -> None:
+        """Refuse a head that another parser could read differently. Raises BadRequest."""
+        coding, codings = fields.get(b"transfer-encoding"), 1
+        if len(fields) != len(self.headers):
+            names = [name for name, _ in self.headers]
+            codings = names.count(b"transfer-encoding")
+            for name in _SINGLE:
+                if names.count(name) > 1:
+                    raise BadRequest(_TWICE.format(name.decode()))
+        if (host := fields.get(b"host")) is None:
+            if self.parser.get_http_version() == "1.1":
+                raise BadRequest(_NO_HOST)
+        elif not _HOST.fullmatch(host):
+            raise BadRequest(_NO_HOST)
+        if coding is not None and (codings > 1 or coding.rstrip(b" ").lower() != b"chunked"):
+            raise BadRequest(_CODING, code="unsupported_transfer_encoding", status=HTTPStatus.NOT_IMPLEMENTED)
+
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         if not self._dismissed:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._in_head:  # its head comes again
+            return
         self._head_bytes, self._in_head = 0, True
         self._rest_timer = _cancelled(self._rest_timer)
         if not self._dismissed:
@@ -134,12 +209,14 @@ class BoundedHttp(HttpToolsProtocol):
             self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._head_timer, self._rest_timer, self._stall_timer):
+        for timer in (self._head_timer, self._rest_timer, self._stall_timer, self._gone_timer):
             _cancelled(timer)
         if self._held:
             _cancelled(self._held[0])
             self._held[1].end()
-        self._bound.idle.pop(self, None)
+        self._bound.busy(self)
+        if self._running:  # it is told, rather than a request that waits behind it
+            self.cycle = self._running
         super().connection_lost(exc)
         self.closed.set()
 
@@ -160,8 +237,9 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._in_head and not self.pipeline:  # what is being read is the body of what was answered
             self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
         super().on_response_complete()
-        if self._in_head and not self._head_bytes and not self._answering and not self.transport.is_closing():
-            self._bound.idle[self] = None
+        if self._unread:
+            self._read_on()
+        self._rank()
 
     def _answer_held(self) -> None:
         assert self._held is not None, "it waits for its turn"
@@ -172,6 +250,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.flow.resume_reading()
         if self._in_head:
             self._await_request()
+        self._rank()
 
     def _answer_dismissed(self, dismissal: Dismissal) -> None:
         self.server_state.total_requests += 1
@@ -188,7 +267,6 @@ class BoundedHttp(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-            self._bound.idle[self] = None
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -219,23 +297,66 @@ class BoundedHttp(HttpToolsProtocol):
         if self._answering:
             self._await_head()
         else:
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, "timeout", _TOO_SLOW)
+            self._refuse(_TOO_SLOW)
 
     @property
     def _answering(self) -> bool:
         return bool(self.cycle) and not self.cycle.response_complete
 
-    def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
-        """Send the reason where no answer is under way, and close."""
-        if not self._answering and not self.transport.is_closing():
-            body, headers = BadRequest(message, code=code, status=status).body(), {"content-type": "application/json"}
-            self.transport.write(response_bytes(status, headers | {"connection": "close"}, body))
+    @property
+    def _next_to_answer(self) -> bool:
+        """Whether the message that is being read is the next to be answered, and nothing of its answer is out."""
+        if self._in_head:
+            return not self._answering
+        return not (self._dismissed or self.pipeline or self.cycle.response_started)
+
+    def _refuse(self, error: BadRequest) -> None:
+        """Send the reason where it would be no part of another answer, and close."""
+        if self._held:
+            self._answer_held()
+        elif self._next_to_answer and not self.transport.is_closing():
+            headers = {"content-type": "application/json", "connection": "close"}
+            self.transport.write(response_bytes(error.status, headers, error.body()))
         self.transport.close()
 
+    # ---------------------------------------------------------------- clients that leave
 
-_TOO_LARGE = f"The request's headers are larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones."
-_TOO_MANY = "This gateway has as many connections as it may have, and none of them is idle; try again later."
-_TOO_SLOW = "The request's headers did not arrive in time; send them at once."
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _look_for_client(self) -> None:
+        """While a request waits for its turn nothing is read, and the end of what the client sends is not seen."""
+        self._gone_timer = None
+        if self.pipeline and not self.transport.is_closing():
+            look = select.poll()
+            look.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
+            if look.poll(0):
+                self.transport.abort()
+            else:
+                self._gone_timer = self.loop.call_later(GONE_SECONDS, self._look_for_client)
+
+
+_TOO_LARGE = BadRequest(
+    f"The request's headers are larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones.",
+    code="headers_too_large",
+    status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+)
+_TOO_MANY = BadRequest(
+    "This gateway has as many connections as it may have, and none of them is idle; try again later.",
+    code="too_many_connections",
+    status=HTTPStatus.SERVICE_UNAVAILABLE,
+)
+_TOO_SLOW = BadRequest(
+    "The request's headers did not arrive in time; send them at once.",
+    code="timeout",
+    status=HTTPStatus.REQUEST_TIMEOUT,
+)
+_INVALID = "The bytes are no valid HTTP request; correct them"
+_NO_PROXY = "Expected another method, got CONNECT; this is no proxy."
+_TWICE = "Expected the header {} once, got it again; send it once."
+_NO_HOST = "Expected one name or address in the header host; send it."
+_CODING = "Expected the transfer-encoding chunked alone, got another; send the body without it."
 
 
 def response_bytes(status: int, headers: Mapping[str, str], body: bytes) -> bytes:

@@ -30,13 +30,13 @@ class EarlyRefusals:
         self._state, self._paths = state, frozenset(path.encode() for path in paths)
         self.routes, self.auth = state.machine.routes, state.settings.auth  # without limits and keys nobody need ask
 
-    def dismissal(self, method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Dismissal | None:
+    def dismissal(self, method: bytes, url: bytes, given: Mapping[bytes, bytes]) -> Dismissal | None:
         """Return the answer to a request whose caller is not known, or has no place for one more, whatever the model.
 
         None: others say what is to be said. A foreign page's request wants more headers than these, an issuer's token
         is verified once, and a process that stops closes its connections.
         """
-        state, path, given = self._state, url.partition(b"?")[0], dict(headers)
+        state, path = self._state, url.partition(b"?")[0]
         if method != b"POST" or path not in self._paths:
             return None
         key = given.get(b"authorization") or b"Bearer " + given.get(b"x-api-key", b"")

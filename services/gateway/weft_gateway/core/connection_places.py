@@ -1,0 +1,60 @@
+"""Which of the present connections gives way to a new one, once there are as many as there may be.
+
+First the oldest of those with an unfinished head, from the peer with most of them; then the one that is idle longest.
+A connection with a request gives way to nobody. Each step costs the same, however many connections and peers there are.
+"""
+
+from typing import Generic, TypeVar
+
+C = TypeVar("C")
+
+
+class ConnectionPlaces(Generic[C]):
+    """The connections by what they wait for. `limit`: how many there may be."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._idle: dict[C, None] = {}
+        self._peers: dict[C, str] = {}  # of those with an unfinished head
+        self._heads: dict[str, dict[C, None]] = {}
+        self._by_count: list[dict[str, None]] = [{}]  # peers by the number of their unfinished heads
+
+    def busy(self, connection: C) -> None:
+        """Note that a connection has a request, or is gone."""
+        self._idle.pop(connection, None)
+        if connection in self._peers:
+            peer = self._peers.pop(connection)
+            del self._heads[peer][connection]
+            self._count(peer, -1)
+
+    def idle(self, connection: C) -> None:
+        """Note that a connection waits for a request; it keeps its place where it waited before."""
+        if connection not in self._idle:
+            self.busy(connection)
+            self._idle[connection] = None
+
+    def unfinished(self, connection: C, peer: str) -> None:
+        """Note that a connection's head is not complete; it keeps its place where that was so before."""
+        if connection not in self._peers:
+            self.busy(connection)
+            self._peers[connection] = peer
+            self._heads.setdefault(peer, {})[connection] = None
+            self._count(peer, +1)
+
+    def next_to_go(self) -> C | None:
+        """Return the connection that gives way first, None without one that may."""
+        peer = next(iter(self._by_count[-1]), None)
+        return next(iter(self._idle if peer is None else self._heads[peer]), None)
+
+    def _count(self, peer: str, change: int) -> None:
+        """Move a peer to those with as many heads as it has now, `change` more than before."""
+        count, ranks = len(self._heads[peer]), self._by_count
+        ranks[count - change].pop(peer, None)
+        if not count:
+            del self._heads[peer]
+        elif count == len(ranks):
+            ranks.append({peer: None})
+        else:
+            ranks[count][peer] = None
+        while len(ranks) > 1 and not ranks[-1]:
+            ranks.pop()
