@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -47,9 +47,8 @@ from weft_gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest, det
 from weft_gateway.shell import page
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.early_refusals import await_turn, log_refusal, refusal_of
-from weft_gateway.shell.metrics import exposition
 from weft_gateway.shell.request_ids import Ids, ResponseHeaders
-from weft_gateway.shell.status import status_of, visible_labels
+from weft_gateway.shell.status import metrics_of, status_of
 
 Endpoint = Callable[[AppState, Request], Awaitable[Response]]
 log = logging.getLogger(__name__)
@@ -104,8 +103,9 @@ class DirectRoute(APIRoute):
 def build_app(state: AppState) -> FastAPI:
     """The application around one gateway's state."""
     app = FastAPI(
-        title="Weft", docs_url=None, redoc_url=None, description="OpenAI API for LoRA adapters", telemetry=NO_TELEMETRY
-    )
+        title="Weft", docs_url=None, redoc_url=None, openapi_url=None, description="OpenAI API for LoRA adapters",
+        telemetry=NO_TELEMETRY,
+    )  # fmt: skip
     app.router.route_class = DirectRoute
     post, get = ["POST"], ["GET"]
     for under, model_endpoint, body, media in _MODEL_ROUTES:
@@ -150,6 +150,8 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/healthz", _healthz, get, media=_TEXT)
     _route(app, state, "/readyz", _readyz, get, media=_TEXT)
     _route(app, state, "/metrics", _metrics, get, media=_TEXT)
+    document = cache(lambda: orjson.dumps(app.openapi()))
+    app.add_route("/openapi.json", lambda _: Response(document(), media_type=JSON), get, include_in_schema=False)
     for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
         app.add_exception_handler(kind, partial(handler, state))
     if origins := state.settings.cors_origins:
@@ -279,8 +281,8 @@ async def _readyz(state: AppState, _request: Request) -> Response:
 
 async def _metrics(state: AppState, request: Request) -> Response:
     """Prometheus metrics, of models and pools only those that the caller may see."""
-    shown = await visible_labels(state, request.headers.get("authorization"))
-    return Response(exposition(state.registry, shown), headers={"content-type": CONTENT_TYPE_LATEST})
+    text = await metrics_of(state, request.headers.get("authorization"))
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def _status(state: AppState, request: Request) -> Response:
