@@ -20,9 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from weft.hosts import AllowedHosts, HostCheck, refusal
 from weft.telemetry.logs import kv
 from weft_gateway.core.refusal_pacing import AT_ONCE
-from weft_gateway.errors import ApiError, BadRequest, Internal
+from weft_gateway.errors import ApiError, BadRequest, Internal, PermissionDenied
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import BatchRequest, cancel_batch, create_batch, list_batches, one_batch
@@ -158,6 +159,9 @@ def build_app(state: AppState) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED
         )
+    if not state.settings.auth:
+        hosts = AllowedHosts(state.settings.allowed_hosts)
+        app.add_middleware(HostCheck, hosts=hosts, refuse=partial(_refuse_host, state))
     app.add_middleware(ResponseHeaders, state=state)
     return app
 
@@ -224,6 +228,15 @@ async def _on_api_error(state: AppState, request: Request, error: Exception) -> 
     return Response(body, error.status, headers)
 
 
+def _refuse_host(state: AppState, scope: Scope, host: str) -> Response:
+    """Answer a page of another site whose name leads here."""
+    error = PermissionDenied(refusal(host), code="host_not_allowed")
+    state.manager.count_answer(None, None, error.status, error.code)
+    log_refusal(scope["state"]["ids"], error, {"host": host[:128]})
+    body, headers = refusal_of(error, scope["path"], AT_ONCE)
+    return Response(body, error.status, headers)
+
+
 async def _on_http_error(state: AppState, request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
@@ -275,7 +288,7 @@ async def _load(state: AppState, _request: Request) -> Response:
 
 async def _readyz(state: AppState, _request: Request) -> Response:
     """Ready: a route table is there, and a tokenizer if one is to come. What is still missing is waited for."""
-    reason = "draining" if state.stopping else state.machine.admission.not_ready_reason()
+    reason = state.not_ready_reason()
     return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
 
 
