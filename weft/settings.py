@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from weft import process
+from weft.hosts import host_name
 
 # Where each listens by default; probes are one port above. One process of each kind on a machine finds
 # the others without a flag.
@@ -34,6 +35,7 @@ def _url(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_address)]
 Url = Annotated[str, AfterValidator(_url)]
+HostName = Annotated[str, AfterValidator(host_name)]
 
 
 class ProcessSettings(BaseSettings):
@@ -75,6 +77,14 @@ def listen_field(default: str) -> Any:
 def probes_field(default: str | None, unset: str = "") -> Any:
     """The field of the address that answers the kubelet's probes and scrapes of metrics."""
     return Field(default, description=f"/healthz /readyz /metrics over plain HTTP, HOST:PORT{unset}")
+
+
+def allowed_hosts_field(condition: str) -> Any:
+    """The field of the names under which a server without authentication answers."""
+    description = (
+        f"{condition}: names that are answered beside localhost and addresses, NAME or *.DOMAIN; '*': every name"
+    )
+    return Field([], description=description)
 
 
 def peer_field(default: str, whose: str) -> Any:

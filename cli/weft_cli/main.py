@@ -18,6 +18,7 @@ from weft_cli.errors import BadInput, CommandError
 from weft_cli.key_commands import key_app
 from weft_cli.limit_commands import limit_app, usage
 from weft_cli.options import (
+    AllowedHosts,
     DataDir,
     Files,
     GatewayUrl,
@@ -27,6 +28,7 @@ from weft_cli.options import (
     SupervisorAt,
     TlsDir,
     checked_data_dir,
+    checked_hosts,
     gateway_of,
     kinds,
     names_of,
@@ -145,6 +147,7 @@ def up(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI API, on 127.0.0.1.")] = 8080,
     directory: DataDir = None,
     auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
+    allowed_hosts: AllowedHosts = None,
     file_root: Annotated[
         Path | None,
         typer.Option(
@@ -173,6 +176,7 @@ def up(
         data_dir=checked_data_dir(directory),
         port=port,
         auth=auth,
+        allowed_hosts=checked_hosts(allowed_hosts),
         file_root=_existing(file_root),
         files=files or [],
         demo=demo,
@@ -222,6 +226,7 @@ def serve(
         ),
     ] = None,
     auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
+    allowed_hosts: AllowedHosts = None,
     executor: Annotated[
         str | None, typer.Option(help="How the runner computes; default: the runner's own.", hidden=True)
     ] = None,
@@ -247,6 +252,7 @@ def serve(
         data_dir=checked_data_dir(directory or serve_root()),
         port=port,
         auth=auth,
+        allowed_hosts=checked_hosts(allowed_hosts),
         executor=executor,
         log_level=log_level.value,
         print_only=print_only,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from weft.hosts import host_name
 from weft.process import data_root, serve_root
 from weft_cli.errors import BadInput, CommandError
 
@@ -92,6 +93,15 @@ Files = Annotated[
 ]
 
 
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-hosts",
+        help="Without --auth: a name of the API beside localhost and addresses, NAME or *.DOMAIN; may be given again.",
+    ),
+]
+
+
 class LogLevel(StrEnum):
     """What every component takes as `--log-level`."""
 
@@ -107,6 +117,14 @@ def checked_data_dir(given: Path | None) -> Path:
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"the data directory {folder} is not a folder", "name another with --data-dir")
     return folder
+
+
+def checked_hosts(given: list[str] | None) -> tuple[str, ...]:
+    """Return the names of --allowed-hosts. Raises BadInput."""
+    try:
+        return tuple(host_name(name) for text in given or () for name in text.split(","))
+    except ValueError as error:
+        raise BadInput(f"--allowed-hosts: {error}") from error
 
 
 def running_data_dir(given: Path | None) -> Path:

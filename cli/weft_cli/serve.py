@@ -99,6 +99,7 @@ def serve(
     log_level: str,
     print_only: bool,
     exit_after: bool,
+    allowed_hosts: tuple[str, ...] = (),
 ) -> int:
     """Serve what the command line names. Returns the exit code; raises CommandError."""
     served, gpu = parse(request), _computes_on_gpu(executor)
@@ -110,7 +111,9 @@ def serve(
     from weft_cli.up import run_stack
 
     roots = (Path.cwd(), *(folder.absolute() for folder in request.folders))
-    options = Options(data_dir, port, auth, Path("/"), executor, log_level, adapter_roots=roots)
+    options = Options(
+        data_dir, port, auth, Path("/"), executor, log_level, allowed_hosts=allowed_hosts, adapter_roots=roots
+    )
     return run_stack(options, manifests(downloaded(served), gpu=gpu), exit_after=exit_after, keep=False)
 
 

@@ -59,6 +59,7 @@ def up(
     exit_after: bool,
     executor: str | None,
     log_level: str,
+    allowed_hosts: tuple[str, ...] = (),
     runner: tuple[str, ...] = RUNNER,
 ) -> int:
     """Run the stack. Returns the exit code; raises CommandError. `runner`: see Options."""
@@ -69,7 +70,8 @@ def up(
         folder = demo_folder()
         questions, files, file_root = load_questions(folder / DEMO_FILE), demo_manifests(folder), file_root or folder
     objects = load_manifests(files) if files else []
-    options = Options(data_dir, port, auth, file_root or root_of(files), executor, log_level, runner=runner)
+    root = file_root or root_of(files)
+    options = Options(data_dir, port, auth, root, executor, log_level, allowed_hosts=allowed_hosts, runner=runner)
     return run_stack(options, objects, questions, exit_after=exit_after)
 
 

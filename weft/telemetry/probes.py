@@ -8,6 +8,7 @@ has been there longest is idle or slow, and no number of idle connections keeps 
 """
 
 import contextlib
+import ipaddress
 import logging
 import socket
 import sys
@@ -19,13 +20,16 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
+from weft.hosts import AllowedHosts
 from weft.process import AddressInUse, split_address
 
 Ready = Callable[[], str | None]  # None when ready, else the reason why not
+Metrics = Callable[[str | None], bytes]
 MAX_CONNECTIONS = 16
 IDLE_S = 10.0  # of one wait on a connection
 # Between two looks whether it is closed. On Linux the end of its socket wakes who waits for a connection.
 POLL_S = None if sys.platform == "linux" else 0.5
+_LOCAL_HOSTS = AllowedHosts()
 log = logging.getLogger(__name__)
 
 
@@ -33,15 +37,23 @@ class Probes:
     """Owns the probe server. Start with `start()`, stop with `close()`."""
 
     def __init__(
-        self, listen: str, ready: Ready, *, stall_s: float = 30.0, registry: CollectorRegistry = REGISTRY
+        self,
+        listen: str,
+        ready: Ready,
+        *,
+        stall_s: float = 30.0,
+        registry: CollectorRegistry = REGISTRY,
+        metrics: Metrics | None = None,
     ) -> None:
-        """Listen at once. Raises AddressInUse."""
-        self._ready, self._stall_s, self._registry = ready, stall_s, registry
+        """Listen at once. `metrics`: the text for an Authorization header; None: `registry`. Raises AddressInUse."""
+        self._ready, self._stall_s = ready, stall_s
+        self._metrics: Metrics = metrics or (lambda _: generate_latest(registry))
         self._alive_at = time.monotonic()
         try:
             self._server = _Server(split_address(listen), _handler(self))
         except OSError as error:
             raise AddressInUse("--probes", listen, error.strerror or str(error)) from error
+        self._loopback = ipaddress.ip_address(str(self._server.server_address[0])).is_loopback
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="probes", daemon=True)
 
@@ -67,7 +79,11 @@ class Probes:
         while not self._closing:
             self._server.handle_request()
 
-    def answer(self, path: str) -> tuple[int, str, bytes]:
+    def allows(self, host: str) -> bool:
+        """Return whether a request with this `Host` is answered. On a loopback address only `localhost` leads here."""
+        return not self._loopback or _LOCAL_HOSTS.allows(host.encode("latin-1", "replace"))
+
+    def answer(self, path: str, authorization: str | None = None) -> tuple[int, str, bytes]:
         """Answer a probe path: status, content type and body."""
         match path:
             case "/healthz":
@@ -77,7 +93,7 @@ class Probes:
                 reason = self._ready()
                 return _text(200, "ok") if reason is None else _text(503, reason)
             case "/metrics":
-                return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+                return 200, CONTENT_TYPE_LATEST, self._metrics(authorization)
             case _:
                 return _text(404, "paths: /healthz /readyz /metrics")
 
@@ -93,6 +109,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # of the kernel's, for the moment that the eldest takes to end
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._open: dict[socket.socket, None] = {}  # in the order they came
         self._changed = threading.Condition()
         super().__init__(address, handler)
@@ -124,7 +141,11 @@ def _handler(probes: Probes) -> type[BaseHTTPRequestHandler]:
         timeout = IDLE_S
 
         def do_GET(self) -> None:
-            status, content_type, body = probes.answer(self.path.partition("?")[0])
+            if probes.allows(self.headers.get("Host", "")):
+                path, authorization = self.path.partition("?")[0], self.headers.get("Authorization")
+                status, content_type, body = probes.answer(path, authorization)
+            else:
+                status, content_type, body = _text(403, "expected an address or localhost as Host")
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))

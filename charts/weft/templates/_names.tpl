@@ -93,6 +93,13 @@ one pod, too: peers keep the address, and run on, when `replicas` changes.
 {{ include "weft.fullname" .root }}-{{ .component }}{{ has .component (splitList " " (include "weft.singletons" .)) | ternary "-pods" "" }}.{{ .root.Release.Namespace }}.svc:7400
 {{- end -}}
 
+{{/* (dict "root" $ "component" "gateway" "suffix" "-pods") -> JSON list: the names of a Service in the cluster's DNS */}}
+{{- define "weft.serviceHosts" -}}
+{{- $name := printf "%s-%s%s" (include "weft.fullname" .root) .component (default "" .suffix) -}}
+{{- $ns := .root.Release.Namespace -}}
+{{- list $name (printf "%s.%s" $name $ns) (printf "%s.%s.svc" $name $ns) (printf "%s.%s.svc.%s" $name $ns .root.Values.clusterDomain) | toJson -}}
+{{- end -}}
+
 {{- define "weft.depotUrl" -}}
 {{ eq .Values.tls.mode "none" | ternary "http" "https" }}://{{ include "weft.address" (dict "root" . "component" "depot") }}
 {{- end -}}

@@ -79,9 +79,9 @@ class OperatorProbes(Probes):
         super().__init__(listen, ready)
         self._trouble = trouble
 
-    def answer(self, path: str) -> tuple[int, str, bytes]:
+    def answer(self, path: str, authorization: str | None = None) -> tuple[int, str, bytes]:
         """Answer a probe path as `Probes` does; liveness also asks for trouble."""
         trouble = self._trouble() if path == "/healthz" else None
         if trouble is not None:
             return 503, "text/plain; charset=utf-8", trouble.encode() + b"\n"
-        return super().answer(path)
+        return super().answer(path, authorization)

@@ -8,7 +8,7 @@ which takes most of a second: other commands import from here inside functions.
 from weft_operator.local.admission import Admission, Invalid, admit
 from weft_operator.local.api import Api, serve
 from weft_operator.local.backend import Machine, runner_program
-from weft_operator.local.components import Options, choose_addresses
+from weft_operator.local.components import Options, choose_addresses, component_programs
 from weft_operator.local.logs import MAX_FOLLOW_BYTES, Follower, LogFile, logging_to
 from weft_operator.local.objects import HISTORY, Event, ObjectStore, ref_of
 from weft_operator.local.persistence import Durable, open_store, settle_file_root

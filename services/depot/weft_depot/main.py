@@ -15,6 +15,7 @@ import uvicorn
 import uvloop
 
 from weft.artifacts.blobs import BlobStore
+from weft.hosts import AllowedHosts, HostCheck
 from weft.leadership.election import new_identity
 from weft.leadership.standby import Turn, turn_of
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
@@ -32,7 +33,7 @@ from weft_depot.credentials.folder import FolderSecrets
 from weft_depot.resolution_cache import ResolutionCache
 from weft_depot.resolve import Resolver
 from weft_depot.role_auth import TlsPeerHttp
-from weft_depot.server import build_app
+from weft_depot.server import build_app, refuse_host
 from weft_depot.service import Depot
 from weft_depot.settings import DepotSettings
 from weft_depot.sources.file import FileSource
@@ -186,7 +187,9 @@ async def _act(
         tls = load_tls(settings.tls_dir, "depot")
         if tls:
             secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": TlsPeerHttp}  # pyright: ignore[reportUnknownLambdaType]
-        app = build_app(build(settings, turn.require), probes, on_failure=fail)
+        app: Any = build_app(build(settings, turn.require), probes, on_failure=fail)
+        if not tls:
+            app = HostCheck(app, AllowedHosts(settings.allowed_hosts), refuse_host)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on",
             date_header=False,  # to write one wakes an idle server each second

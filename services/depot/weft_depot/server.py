@@ -21,6 +21,7 @@ from weft.artifacts.digest import parse_digest
 from weft.artifacts.errors import ArtifactError, BadDigest, DepotFull, Refused, UnknownDigest
 from weft.artifacts.fetch import MISMATCH_HEADER
 from weft.domain.text import quoted
+from weft.hosts import refusal
 from weft.leadership.errors import LeadershipLost
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -255,6 +256,11 @@ def _progress(operation_id: str, request: ResolveRequest, progress: ByteProgress
 def _busy(what: str, status: int, message: str) -> JSONResponse:
     metrics.TURNED_AWAY.labels(what).inc()
     return JSONResponse({"reason": "Busy", "message": message}, status, {"retry-after": "1"})
+
+
+def refuse_host(_: Scope, host: str) -> Response:
+    """Answer a page of another site whose name leads here."""
+    return JSONResponse({"reason": "HostNotAllowed", "message": refusal(host)}, 403)
 
 
 async def _gone(_: Request, __: Exception) -> Response:

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field, fiel
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from weft.artifacts.errors import Refused
-from weft.settings import DEPOT, Address, StandbySettings, data_dir_field, probes_field
+from weft.settings import DEPOT, Address, HostName, StandbySettings, allowed_hosts_field, data_dir_field, probes_field
 from weft_depot.sources.addresses import split_url
 
 
@@ -59,6 +59,7 @@ class DepotSettings(StandbySettings):
 
     http: Address = Field(DEPOT, description="HOST:PORT of the API")
     probes: Address | None = probes_field(None, unset="; unset: they are on --http")
+    allowed_hosts: list[HostName] = allowed_hosts_field("without --tls-dir")
     data_dir: Path = data_dir_field(
         "depot", "blobs and what is known of sources; with --lease all depots of that Lease share it"
     )

@@ -6,9 +6,9 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import uvicorn
 import uvloop
@@ -16,9 +16,10 @@ import uvloop
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir, raise_descriptor_limit
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
+from weft.telemetry.probes import Probes
 from weft.telemetry.tracing import tracer
 from weft.wire.quiet_server import QuietServer
-from weft.wire.serving import stop_on_signals
+from weft.wire.serving import heartbeat, stop_on_signals
 from weft.wire.tls import load_tls
 from weft_gateway.openai.lines import LineRunner
 from weft_gateway.settings import GatewaySettings
@@ -26,6 +27,7 @@ from weft_gateway.shell.app import MODEL_PATHS, build_app
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.bounded_http import BoundedHttp, ConnectionBound
 from weft_gateway.shell.early_refusals import EarlyRefusals
+from weft_gateway.shell.status import metrics_of
 
 CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
 # After SIGTERM: for connections that send no further request. Clients keep idle ones for 4 to 15 s, mostly.
@@ -39,6 +41,8 @@ MAX_CONNECTIONS = 16_384
 # parses bodies a turn of the loop with a hundred of them would take half a second with Python's own 5 ms.
 SWITCH_SECONDS = 0.0005
 OWN_DESCRIPTORS = 512  # that are left for files, peers and sessions to runners
+PROBE_SECONDS = 10.0  # for the event loop to answer a probe's thread
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -68,6 +72,8 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
     gc.collect()
     gc.freeze()  # of 75,000 objects of modules and schemas none ever goes: to visit them takes the collector 40 ms
     async with contextlib.AsyncExitStack() as parts:
+        if settings.probes:
+            await parts.enter_async_context(probing(settings.probes, state))
         streams = [await parts.enter_async_context(part.running()) for part in (state, lines) if part]
         http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signal")
@@ -92,6 +98,34 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
         if spans:
             await asyncio.to_thread(spans.close)
         return 1 if failed else 0
+
+
+@contextlib.asynccontextmanager
+async def probing(listen: str, state: AppState) -> AsyncGenerator[Probes]:
+    """Answer probes at `listen` for the length of the block: no crowd of clients keeps the kubelet out.
+
+    Readiness and metrics are read on the event loop, which changes them. Raises AddressInUse.
+    """
+    loop = asyncio.get_running_loop()
+
+    def on_loop(work: Coroutine[None, None, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(PROBE_SECONDS)
+
+    async def not_ready_reason() -> str | None:
+        return state.not_ready_reason()
+
+    probes = Probes(
+        listen,
+        lambda: on_loop(not_ready_reason()),
+        metrics=lambda authorization: on_loop(metrics_of(state, authorization)),
+    )
+    with contextlib.closing(probes):
+        probes.start()
+        alive = asyncio.create_task(heartbeat(probes), name="heartbeat")
+        try:
+            yield probes
+        finally:
+            alive.cancel()
 
 
 class _Server(QuietServer):

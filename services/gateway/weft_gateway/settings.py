@@ -12,11 +12,14 @@ from weft.settings import (
     PREDICTOR,
     SCHEDULER,
     Address,
+    HostName,
     ProcessSettings,
     Url,
+    allowed_hosts_field,
     data_dir_field,
     depot_field,
     peer_field,
+    probes_field,
 )
 
 
@@ -35,6 +38,7 @@ class GatewaySettings(ProcessSettings):
     model_config = SettingsConfigDict(env_prefix="WEFT_GATEWAY__", cli_prog_name="weft_gateway")
 
     http: Address = Field(GATEWAY, description="where clients connect, HOST:PORT; port 0 picks a free one")
+    probes: Address | None = probes_field(None, unset="; unset: they are on --http alone")
     scheduler: Address = peer_field(SCHEDULER, "scheduler")
     predictor: Address = peer_field(PREDICTOR, "predictor")
     depot: Url = depot_field()
@@ -73,6 +77,7 @@ class GatewaySettings(ProcessSettings):
     cors_origins: list[str] = Field(
         [], description="origins whose pages may call the API, as https://app.example.com; '*': any page"
     )
+    allowed_hosts: list[HostName] = allowed_hosts_field("with --no-auth")
     predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
 
     @model_validator(mode="after")

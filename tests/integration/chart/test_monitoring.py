@@ -157,8 +157,14 @@ def test_alerts_can_be_left_out_and_objectives_set() -> None:
 
 
 def test_prometheus_is_given_a_key_for_gateways(rendered: dict[str, list[Json]]) -> None:
-    *_, gateway = one(rendered["cert-manager"], "PodMonitor", "weft-control-plane")["spec"]["podMetricsEndpoints"]
+    others, gateway = one(rendered["cert-manager"], "PodMonitor", "weft-control-plane")["spec"]["podMetricsEndpoints"]
     assert gateway["authorization"] == {"type": "Bearer", "credentials": {"name": "weft-metrics-key", "key": "key"}}
+    assert "authorization" not in others, "the other processes have no use for it"
+    assert (others["port"], gateway["port"]) == ("probes", "probes")
+    component = {"sourceLabels": ["__meta_kubernetes_pod_label_app_kubernetes_io_component"], "regex": "gateway"}
+    assert [each["relabelings"] for each in (others, gateway)] == [
+        [component | {"action": action}] for action in ("drop", "keep")
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- promtool

@@ -13,6 +13,7 @@ from weft.api.apikey import APIKey
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.manifests import parse_object
 from weft.api.servingpool import ServingPool
+from weft.hosts import AllowedHosts, host_name
 
 Rendered = dict[str, list[Json]]
 
@@ -359,6 +360,56 @@ def test_ingress_and_route_lead_to_the_gateways_service(rendered: Rendered) -> N
     assert route["parentRefs"] == [{"name": "edge", "namespace": "infra", "sectionName": "https"}]
     assert [rule["backendRefs"] for rule in route["rules"]] == [[{"name": "weft-gateway", "port": 80}]]
     assert {"filters", "matches", "timeouts"} <= set(route["rules"][0])
+
+
+def test_a_gateway_without_keys_answers_by_the_names_that_lead_to_it(rendered: Rendered) -> None:
+    """A depot without certificates does the same."""
+
+    def hosts(found: list[Json], component: str) -> AllowedHosts | None:
+        flags = [flag for flag in chart.arguments_of(found, component) if flag.startswith("--allowed-hosts=")]
+        return AllowedHosts(map(host_name, json.loads(flags[0].partition("=")[2]))) if flags else None
+
+    values = {
+        "auth": False,
+        "allowedHosts": ["gpu-box"],
+        "ingress": {"enabled": True, "hosts": [{"host": "in.example.com"}, {"host": "*.in.example.com"}]},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "edge"}], "hostnames": ["route.example.com"]},
+    }
+    flags = ("--set-json", f"gateway={json.dumps(values)}", "--set", "clusterDomain=site.example")
+    found = objects(render("default", *QUICK, *flags))
+    given = ("gpu-box", "in.example.com", "a.in.example.com", "route.example.com", "127.0.0.1", "localhost")
+    for component, services, others in (
+        ("gateway", ("weft-gateway",), given),
+        ("depot", ("weft-depot", "weft-depot-pods"), ()),
+    ):
+        allowed = hosts(found, component)
+        assert allowed
+        ends = ("", ".weft-system", ".weft-system.svc", ".weft-system.svc.site.example")
+        names = (*(name + end for name in services for end in ends), *others)
+        assert [name for name in names if not allowed.allows(f"{name}:80".encode())] == []
+        for name in ("weft-gateway.other", "weft-depot.weft-system.svc.evil.example", "example.com", "evil.example"):
+            assert not allowed.allows(name.encode()), name
+    off = json.dumps(values | {"ingress": {"enabled": False, "hosts": [{"host": "in.example.com"}]}})
+    without = hosts(objects(render("default", *QUICK, "--set-json", f"gateway={off}")), "gateway")
+    assert without
+    assert not without.allows(b"in.example.com")
+    assert [hosts(rendered["default"], component) for component in ("gateway", "depot")] == [None, None]
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_no_crowd_of_clients_keeps_the_kubelet_or_prometheus_out(rendered: Rendered, name: str) -> None:
+    """Probes have a port of their own in every pod."""
+    found = rendered[name]
+    for pod, template in pod_templates(found):
+        (container,) = template["spec"]["containers"]
+        probes = {probe["httpGet"]["port"] for kind, probe in container.items() if kind.endswith("Probe")}
+        assert probes == (set() if pod == "weft-test" else {"probes"}), pod
+        if probes:
+            assert {"name": "probes", "containerPort": 7401} in container["ports"], pod
+            assert "--probes=0.0.0.0:7401" in container["args"], pod
+    for policy in (obj for obj in found if obj["kind"] == "NetworkPolicy"):
+        peers = [rule["from"] for rule in policy["spec"]["ingress"] if rule["ports"] == [{"port": 7401}]]
+        assert len(peers) == (name == "cert-manager"), policy["metadata"]["name"]
 
 
 def test_without_batches_there_is_no_batch_service() -> None:

@@ -454,6 +454,7 @@ def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
         (["up", "--demo", "-f", "x"], "--demo brings its own manifests"),
         (["up", "--file-root", "/nowhere"], "is not a folder"),
         (["up", "--port", "99999"], "--port"),
+        (["up", "--allowed-hosts", "gpu-box,http://x"], "--allowed-hosts: expected NAME"),
         (["predictor"], "weft predictor train DATA"),
         (["families", "-o", "xml"], "expected -o wide, got xml"),
         (["nope"], "No such command"),

@@ -100,6 +100,15 @@ def test_secrets_of_the_cluster_need_a_pod(tmp_path: Path, capfd: pytest.Capture
     assert "service account" in capfd.readouterr().err.splitlines()[-1]
 
 
+def test_a_foreign_pages_name_is_refused_where_nobody_needs_a_certificate(tmp_path: Path, run: Run) -> None:
+    depot = run(*QUICK, "--data-dir", tmp_path, "--allowed-hosts", "weft-depot.weft-system.svc")
+    with httpx2.Client(base_url=depot.url, trust_env=False, timeout=PATIENCE_S) as http:
+        for host, status in (("weft-depot.weft-system.svc:7430", 200), ("localhost", 200), ("evil.example", 403)):
+            assert http.get("/v1/operations", headers={"host": host}).status_code == status, host
+        refused = http.put("/v1/uploads?namespace=acme", headers={"host": "evil.example"}).json()
+        assert (refused["reason"], "--allowed-hosts" in refused["message"]) == ("HostNotAllowed", True)
+
+
 def test_probes_are_on_the_apis_port_or_on_their_own(tmp_path: Path, run: Run) -> None:
     own = f"http://{free_addresses(1)[0]}"
     beside = run(*QUICK, "--data-dir", tmp_path / "a", "--probes", own.removeprefix("http://"))

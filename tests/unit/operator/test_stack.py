@@ -5,7 +5,17 @@ from pathlib import Path
 from random import Random
 
 from harness.waiting import soon
-from weft_operator.local import Durable, Options, PortSource, ProcessState, Stack, choose_addresses, open_store
+from weft_gateway.settings import GatewaySettings
+from weft_operator.local import (
+    Durable,
+    Options,
+    PortSource,
+    ProcessState,
+    Stack,
+    choose_addresses,
+    component_programs,
+    open_store,
+)
 
 
 async def test_a_stack_is_described_again_only_when_something_has_changed(tmp_path: Path) -> None:
@@ -30,3 +40,17 @@ async def test_a_stack_is_described_again_only_when_something_has_changed(tmp_pa
     task.cancel()
     ports.close()
     assert to_describe == [False, False]
+
+
+def test_the_gateway_gets_the_names_of_the_command_line_and_no_second_port(tmp_path: Path) -> None:
+    ports = PortSource(Random(0))
+
+    def gateway(*names: str) -> GatewaySettings:
+        options = Options(tmp_path, allowed_hosts=names)
+        programs = component_programs(options, choose_addresses(options, ports))
+        (words,) = [program.argv for program in programs if program.name == "gateway"]
+        return GatewaySettings.parse(words[3:])
+
+    assert gateway("gpu-box", "*.example.com").allowed_hosts == ["gpu-box", "*.example.com"]
+    assert (gateway().allowed_hosts, gateway().probes) == ([], None)
+    ports.close()

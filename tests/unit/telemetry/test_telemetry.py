@@ -96,6 +96,30 @@ def test_probes_tell_health_readiness_and_metrics() -> None:
         assert get(probes.port, "/other")[0] == 404
 
 
+def test_on_loopback_a_foreign_pages_name_is_refused_and_metrics_get_the_callers_key() -> None:
+    def status(headers: dict[str, str]) -> tuple[int, str]:
+        request = urllib.request.Request(f"http://127.0.0.1:{probes.port}/metrics", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    with probing(metrics=lambda key: f"for {key}".encode()) as probes:
+        assert status({"Host": "evil.example"}) == (403, "expected an address or localhost as Host\n")
+        assert status({"Host": "localhost:1"}) == (200, "for None")
+        assert status({"Authorization": "Bearer key"}) == (200, "for Bearer key")
+        probes._loopback = False  # as where the kubelet and a Service lead to it
+        assert status({"Host": "weft-scheduler.weft-system.svc"}) == (200, "for None")
+
+
+def test_probes_listen_where_pods_have_ipv6_addresses_only() -> None:
+    probes = Probes("[::1]:0", lambda: None)
+    probes.start()
+    with contextlib.closing(probes), urllib.request.urlopen(f"http://[::1]:{probes.port}/healthz") as answer:
+        assert answer.status == 200
+
+
 def test_idle_connections_keep_no_probe_out_and_only_some_stay_open() -> None:
     of_others = _probe_threads()
     with probing() as probes, contextlib.ExitStack() as open_ones:

@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -20,9 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from weft.hosts import AllowedHosts, HostCheck, refusal
 from weft.telemetry.logs import kv
 from weft_gateway.core.refusal_pacing import AT_ONCE
-from weft_gateway.errors import ApiError, BadRequest, Internal
+from weft_gateway.errors import ApiError, BadRequest, Internal, PermissionDenied
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import BatchRequest, cancel_batch, create_batch, list_batches, one_batch
@@ -47,9 +48,8 @@ from weft_gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest, det
 from weft_gateway.shell import page
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.early_refusals import await_turn, log_refusal, refusal_of
-from weft_gateway.shell.metrics import exposition
 from weft_gateway.shell.request_ids import Ids, ResponseHeaders
-from weft_gateway.shell.status import status_of, visible_labels
+from weft_gateway.shell.status import metrics_of, status_of
 
 Endpoint = Callable[[AppState, Request], Awaitable[Response]]
 log = logging.getLogger(__name__)
@@ -104,8 +104,9 @@ class DirectRoute(APIRoute):
 def build_app(state: AppState) -> FastAPI:
     """The application around one gateway's state."""
     app = FastAPI(
-        title="Weft", docs_url=None, redoc_url=None, description="OpenAI API for LoRA adapters", telemetry=NO_TELEMETRY
-    )
+        title="Weft", docs_url=None, redoc_url=None, openapi_url=None, description="OpenAI API for LoRA adapters",
+        telemetry=NO_TELEMETRY,
+    )  # fmt: skip
     app.router.route_class = DirectRoute
     post, get = ["POST"], ["GET"]
     for under, model_endpoint, body, media in _MODEL_ROUTES:
@@ -150,12 +151,17 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/healthz", _healthz, get, media=_TEXT)
     _route(app, state, "/readyz", _readyz, get, media=_TEXT)
     _route(app, state, "/metrics", _metrics, get, media=_TEXT)
+    document = cache(lambda: orjson.dumps(app.openapi()))
+    app.add_route("/openapi.json", lambda _: Response(document(), media_type=JSON), get, include_in_schema=False)
     for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
         app.add_exception_handler(kind, partial(handler, state))
     if origins := state.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED
         )
+    if not state.settings.auth:
+        hosts = AllowedHosts(state.settings.allowed_hosts)
+        app.add_middleware(HostCheck, hosts=hosts, refuse=partial(_refuse_host, state))
     app.add_middleware(ResponseHeaders, state=state)
     return app
 
@@ -222,6 +228,15 @@ async def _on_api_error(state: AppState, request: Request, error: Exception) -> 
     return Response(body, error.status, headers)
 
 
+def _refuse_host(state: AppState, scope: Scope, host: str) -> Response:
+    """Answer a page of another site whose name leads here."""
+    error = PermissionDenied(refusal(host), code="host_not_allowed")
+    state.manager.count_answer(None, None, error.status, error.code)
+    log_refusal(scope["state"]["ids"], error, {"host": host[:128]})
+    body, headers = refusal_of(error, scope["path"], AT_ONCE)
+    return Response(body, error.status, headers)
+
+
 async def _on_http_error(state: AppState, request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
@@ -273,14 +288,14 @@ async def _load(state: AppState, _request: Request) -> Response:
 
 async def _readyz(state: AppState, _request: Request) -> Response:
     """Ready: a route table is there, and a tokenizer if one is to come. What is still missing is waited for."""
-    reason = "draining" if state.stopping else state.machine.admission.not_ready_reason()
+    reason = state.not_ready_reason()
     return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
 
 
 async def _metrics(state: AppState, request: Request) -> Response:
     """Prometheus metrics, of models and pools only those that the caller may see."""
-    shown = await visible_labels(state, request.headers.get("authorization"))
-    return Response(exposition(state.registry, shown), headers={"content-type": CONTENT_TYPE_LATEST})
+    text = await metrics_of(state, request.headers.get("authorization"))
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def _status(state: AppState, request: Request) -> Response:

@@ -94,6 +94,10 @@ class AppState:
             if self.tokens:
                 tasks.create_task(self.tokens.run(), name="issuer's keys")
 
+    def not_ready_reason(self) -> str | None:
+        """Why requests should go to another gateway; None when they can be served here."""
+        return "draining" if self.stopping else self.machine.admission.not_ready_reason()
+
     def model(self, name: str, principal: Principal) -> tuple[Route, PoolRoute]:
         """The route of a model that this caller may use, to the content that `name` may pin. Raises ModelNotFound."""
         try:

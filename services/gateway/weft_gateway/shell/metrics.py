@@ -8,12 +8,23 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from weft.domain.request import Priority
+from weft.telemetry.invariants import VIOLATIONS
 from weft.telemetry.labels import OTHER, BoundedLabels
+from weft.wire.errors import PEER_ERRORS
 from weft_gateway.core.events import Finish
 from weft_gateway.core.gateway import Gateway
 
@@ -22,18 +33,33 @@ SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.
 MAX_MODELS = 200  # with labels of their own; more share one, so that a scrape stays small
 MAX_TIMED = 100  # models with a histogram of their own
 SECONDS_IN_ALL = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+NO_MODEL = "-"
+_PROCESS_COLLECTORS = (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR, VIOLATIONS, PEER_ERRORS)
 
 
-class GatewayMetrics:
-    """One set of metrics on one registry; `in_flight` and `held` are read when scraped."""
+class _Counts:
+    """Counters of answers and tokens by model."""
 
-    def __init__(self, gateway: Gateway, registry: CollectorRegistry) -> None:
-        self._models, self._timed = BoundedLabels(MAX_MODELS), BoundedLabels(min(MAX_MODELS, MAX_TIMED))
+    def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, labelnames=["pool"], registry=registry)
         self.requests = counter("weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"])
         self.prompt_tokens = counter("weft_gateway_prompt_tokens", "Prompt tokens.", ["model"])
         self.tokens = counter("weft_gateway_tokens", "Tokens streamed and billed.", ["model"])
+
+
+class GatewayMetrics:
+    """One set of metrics on one registry; `in_flight` and `held` are read when scraped.
+
+    A second registry has the samples without the name of a model or pool: to read it costs the same for any number of
+    models.
+    """
+
+    def __init__(self, gateway: Gateway, registry: CollectorRegistry) -> None:
+        self._registry, self._unnamed = registry, CollectorRegistry()
+        self._models, self._timed = BoundedLabels(MAX_MODELS), BoundedLabels(min(MAX_MODELS, MAX_TIMED))
+        self._counts, self._unnamed_counts = _Counts(registry), _Counts(self._unnamed)
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, labelnames=["pool"], registry=registry)
         self.ttft = Histogram(
             "weft_gateway_ttft_seconds", "Arrival to first token.", ["pool", "model"], buckets=SECONDS_TO_FIRST,
             registry=registry,
@@ -57,20 +83,28 @@ class GatewayMetrics:
             ("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", lambda: len(gateway.outcomes)),
         )
         for name, text, read in gauges:
-            Gauge(name, text, registry=registry).set_function(read)
+            gauge = Gauge(name, text, registry=registry)
+            gauge.set_function(read)
+            self._unnamed.register(gauge)
+        counters = self.migrations, self.overruns, self.predict_failures, self.outcomes_dropped, self.corrupt_artifacts
+        for collector in (*counters, *_PROCESS_COLLECTORS):
+            self._unnamed.register(collector)
         registry.register(_Waiting(gateway))
 
     def count_request(self, model: str | None, status: int) -> None:
         """One answer; 499: the client went away. Without a known model the label is "-"."""
-        self.requests.labels(self._models.of(model) if model else "-", str(status)).inc()
+        label = self._models.of(model) if model else NO_MODEL
+        for counts in self._counts_of(label):
+            counts.requests.labels(label, str(status)).inc()
 
     def count_finish(self, finish: Finish) -> None:
         """An answer that has ended. Times are those of interactive ones: nobody waits for a line of a batch."""
         outcome, tokens = finish.outcome, finish.outcome.completion_tokens
         label = self._models.of(outcome.model_name)
-        if outcome.choice == 0:  # the answers of a request have one prompt
-            self.prompt_tokens.labels(label).inc(outcome.prompt_tokens)
-        self.tokens.labels(label).inc(tokens)
+        for counts in self._counts_of(label):
+            if outcome.choice == 0:  # the answers of a request have one prompt
+                counts.prompt_tokens.labels(label).inc(outcome.prompt_tokens)
+            counts.tokens.labels(label).inc(tokens)
         self.migrations.inc(outcome.migrations)
         self.overruns.inc(outcome.doublings > 0)
         if finish.priority is Priority.BATCH:
@@ -81,14 +115,18 @@ class GatewayMetrics:
             if tokens > 1:
                 self.per_token.labels(outcome.pool).observe((finish.total_s - finish.ttft_s) / (tokens - 1))
 
+    def exposition(self, shown: frozenset[str] | None) -> bytes:
+        """Prometheus' text. Samples of models and pools that are not `shown` are left out; None shows every one."""
+        if shown is None:
+            return generate_latest(self._registry)
+        if not shown:
+            return generate_latest(self._unnamed)
+        visible = CollectorRegistry()
+        visible.register(_Shown(self._registry, shown | {NO_MODEL, OTHER}))
+        return generate_latest(visible)
 
-def exposition(registry: CollectorRegistry, shown: frozenset[str] | None) -> bytes:
-    """Prometheus' text. Samples of models and pools that are not `shown` are left out; None shows every one."""
-    if shown is None:
-        return generate_latest(registry)
-    partial = CollectorRegistry(auto_describe=False)
-    partial.register(_Shown(registry, shown | {"-", OTHER}))
-    return generate_latest(partial)
+    def _counts_of(self, label: str) -> tuple[_Counts, ...]:
+        return (self._counts, self._unnamed_counts) if label in (NO_MODEL, OTHER) else (self._counts,)
 
 
 class _Waiting(Collector):

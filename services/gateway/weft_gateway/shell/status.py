@@ -32,15 +32,14 @@ async def status_of(state: AppState, authorization: str | None) -> dict[str, Any
     return totals | (await _visible(state, principal) if principal else {"key_needed": True})
 
 
-async def visible_labels(state: AppState, authorization: str | None) -> frozenset[str] | None:
-    """Names of models and pools that the caller's metrics may hold; None: every one (keys off, or a platform key)."""
-    if not state.settings.auth:
-        return None
+async def metrics_of(state: AppState, authorization: str | None) -> bytes:
+    """Metrics, of models and pools only those that the caller may see: every one with keys off or a platform key."""
     principal = _principal_of(state, authorization)
     if principal and principal.namespace is None:
-        return None
+        return state.manager.metrics.exposition(None)
     visible = in_turns(state.machine.routes.visible(principal) if principal else ())
-    return frozenset([name async for route, pool in visible for name in (route.model_name, pool.name)])
+    shown = frozenset([name async for route, pool in visible for name in (route.model_name, pool.name)])
+    return state.manager.metrics.exposition(shown)
 
 
 def _principal_of(state: AppState, authorization: str | None) -> Principal | None:
