@@ -196,9 +196,12 @@ class LineSplitter:
 class InputReader:
     """Judges an input file that comes in blocks. `feed` each, then `finish`; afterwards `failure()` and `total`."""
 
-    def __init__(self, endpoint: str, *, max_lines: int, max_line_bytes: int) -> None:
+    def __init__(
+        self, endpoint: str, *, max_lines: int, max_line_bytes: int, max_blank_lines: int = MAX_BLANK_LINES
+    ) -> None:
         self._endpoint, self._max_lines, self._max_line_bytes = endpoint, max_lines, max_line_bytes
-        self._lines = LineSplitter(max_line_bytes, max_blank_lines=MAX_BLANK_LINES)
+        self._max_blank_lines = max_blank_lines
+        self._lines = LineSplitter(max_line_bytes, max_blank_lines=max_blank_lines)
         self.total = self.good = 0
         self._too_many = False
         self._first_errors: list[BatchError] = []
@@ -228,7 +231,7 @@ class InputReader:
             why = f"the file has more than {self._max_lines} lines"
             return [BatchError("too_many_lines", why, self._max_lines + 1)]
         if self._lines.too_many_blank_lines:
-            why = f"the file has more than {MAX_BLANK_LINES} empty lines; remove them"
+            why = f"the file has more than {self._max_blank_lines} empty lines; remove them"
             return [BatchError("too_many_blank_lines", why, self._lines.next_line)]
         if not self.total:
             return [BatchError("empty_file", "the file has no line")]
