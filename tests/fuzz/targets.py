@@ -31,7 +31,7 @@ from weft.domain.model.safetensors import read_header
 from weft.domain.model.tensors import check_model_tensors
 from weft.s3 import s3_client
 from weft.wire.errors import PeerError
-from weft_batch.core import read_line
+from weft_batch.core import InputReader, read_line
 from weft_depot.sources import BucketSnapshot, Place, RetryPolicy, parse_manifest, parse_reference, parse_revision
 from weft_gateway.core import ANY_NAMESPACE
 from weft_gateway.errors import ApiError
@@ -419,6 +419,25 @@ def _json(run: Run, examples: Sequence[Any], *named: type[Exception], wrap: Call
     return Target(either, [*map(encoded, examples), b"\1", b"\4abcdefgh"])
 
 
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _batch_file(raw: bytes) -> Any:
+    """An input file means the same in one block and in two; the first byte says where they part."""
+
+    def judged(*blocks: bytes) -> Any:
+        reader = InputReader("/v1/chat/completions", max_lines=20, max_line_bytes=200, max_blank_lines=10)
+        bad = [line for block in blocks if not reader.too_many for line in reader.feed(block)]
+        bad += [] if reader.too_many else reader.finish()
+        return bad, reader.total, reader.good, reader.failure()
+
+    content, cut = raw[1:], sum(raw[:1])
+    whole = judged(content)
+    assert judged(content[:cut], content[cut:]) == whole
+    return whole
+
+
 TARGETS: Mapping[str, Target] = {
     "chat": _json(lambda body: _prompts(CHAT, body), CHATS, ApiError, NotEncodable),
     "completions": _json(lambda body: _prompts(COMPLETIONS, body), COMPLETED, ApiError, NotEncodable),
@@ -428,6 +447,7 @@ TARGETS: Mapping[str, Target] = {
     "structured-outputs": _json(lambda body: _prompts(CHAT, body), FORMED, ApiError, NotEncodable),
     "tokenize": _json(_tokenize, [{"model": "m", "prompt": "a"}, CHATS[0], {"model": "m", "tokens": [1]}]),
     "http": Target(_http, HTTP),
+    "batch-file": Target(_batch_file, [b"\x09" + b"\n\r\n \n".join(map(_encoded, LINES)) + b"\n\n" * 9]),
     "batch-line": _json(lambda raw: read_line(raw, "/v1/chat/completions", 1 << 20), LINES),
     "chat-template": Target(
         _passing(_template, (TemplateRefused, TemplateFault)), [text.encode() for text in TEMPLATES]

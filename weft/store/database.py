@@ -1,7 +1,6 @@
 """Opening the database. SQLite: WAL, one writer process, BEGIN IMMEDIATE. PostgreSQL: shared by several processes,
 READ COMMITTED whatever the server's default; stricter levels only cost repetitions (`weft.store.transactions`)."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from weft.store.errors import BadDatabaseUrl
+from weft.turnstile import Turnstile
 
 BUSY_TIMEOUT_MS = 5_000
 CONNECT_S = 5.0  # PostgreSQL: a server that does not answer is away
@@ -19,15 +19,7 @@ CONNECTIONS = 4  # of one process: a writer, a poll, two calls of people
 SQLITE_TURNS = 1  # a transaction locks the file from its first statement on; SQLite's own waiting is polling, unfair
 STATEMENTS = 16  # that a connection keeps prepared; one of many rows takes 150 KB, and each number of rows has its own
 POSTGRESQL = "postgresql+asyncpg"
-TURNS = "weft_turns"  # the execution option with an engine's `Turns`
-
-
-class Turns(asyncio.Semaphore):
-    """Turns to run a transaction, as many as may be under way at once; the others wait in the order they came."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.count = count
+TURNS = "weft_turns"  # the execution option with an engine's `Turnstile`
 
 
 def sqlite_url(path: Path) -> URL:
@@ -59,7 +51,7 @@ def open_database(url: URL) -> AsyncEngine:
             pool_size=CONNECTIONS,
             max_overflow=0,
             hide_parameters=True,
-            execution_options={TURNS: Turns(CONNECTIONS)},
+            execution_options={TURNS: Turnstile(CONNECTIONS)},
             connect_args={
                 "timeout": CONNECT_S,
                 "command_timeout": STATEMENT_S,
@@ -69,7 +61,7 @@ def open_database(url: URL) -> AsyncEngine:
     engine = create_async_engine(
         url,
         hide_parameters=True,
-        execution_options={TURNS: Turns(SQLITE_TURNS)},
+        execution_options={TURNS: Turnstile(SQLITE_TURNS)},
         connect_args={"cached_statements": STATEMENTS},
     )
     event.listen(engine.sync_engine, "connect", _on_sqlite_connect)
@@ -77,16 +69,16 @@ def open_database(url: URL) -> AsyncEngine:
     return engine
 
 
-def turns_of(engine: AsyncEngine) -> Turns:
-    """The turns of an engine and of all engines made from it."""
+def turns_of(engine: AsyncEngine) -> Turnstile:
+    """The turns of transactions, between tenants, of an engine and of all engines made from it."""
     return engine.get_execution_options()[TURNS]
 
 
 async def close_database(engine: AsyncEngine) -> None:
     """Dispose of an engine once its transactions that have begun are over. None begins any more."""
     turns = turns_of(engine)
-    for _ in range(turns.count):
-        await turns.acquire()
+    for place in range(turns.places):
+        await turns.enter(f":close {place}")
     await engine.dispose()
 
 

@@ -13,8 +13,10 @@ another connection.
 import asyncio
 import random
 import sqlite3
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from sqlalchemy.dialects import postgresql, sqlite
@@ -26,18 +28,37 @@ from sqlalchemy.orm import DeclarativeBase
 from weft.store.database import turns_of
 from weft.store.errors import DatabaseDamaged, StoreBusy, StoreUnavailable, Unstorable
 from weft.tasks import run_to_end
+from weft.turnstile import Turnstile
 
 T = TypeVar("T")
 Upsert = sqlite.Insert | postgresql.Insert
 Work = Callable[[AsyncConnection], Awaitable[T]]
 OnCommit = Callable[[T], None]
 TRIES = 10
-TURN_S = 5.0  # that a transaction waits for those before it
+TURN_S = 5.0  # that a transaction waits for its turn
+PLATFORM, WRITER = ":platform", ":writer"  # in place of a tenant; no namespace has such a name
 LEAVE_S = 5.0  # that a transaction may take once its caller is cancelled; longer takes only a server that hangs
 PAUSE_S = 0.01  # before the second try; grows by as much with each, jittered
 RACES = frozenset(("40001", "40P01"))  # serialization_failure, deadlock_detected
 LOCKED = "55P03"  # lock_not_available
 DATA, INTEGRITY, STATEMENT = "22", "23", "42"  # classes of SQLSTATE: the row itself twice, our own mistake
+
+
+_tenant = ContextVar("tenant", default=PLATFORM)
+
+
+@contextmanager
+def in_turn_of(tenant: str) -> Generator[None]:
+    """Run transactions within the block, and of tasks made there, in the turns of a tenant.
+
+    Tenants take turns by the time that their transactions take: a burst of one waits behind itself, and never has
+    every connection. `WRITER` stands for writers of outcomes and results, `PLATFORM` (the default) for the rest.
+    """
+    token = _tenant.set(tenant)
+    try:
+        yield
+    finally:
+        _tenant.reset(token)
 
 
 def ignore(_: object) -> None:
@@ -51,25 +72,28 @@ async def transact(engine: AsyncEngine, work: Work[T], on_commit: OnCommit[T] = 
     of it once the transaction that has begun is over, committed or not. `on_commit` is called with what `work` gave
     where it is committed, also when nobody waits for that any more. Raises StoreUnavailable, Unstorable.
     """
-    turns = turns_of(engine)
+    turns, tenant = turns_of(engine), _tenant.get()
     for tried in range(1, TRIES + 1):
-        await _take_turn(turns)
+        await _take_turn(turns, tenant)
+        began = time.monotonic()
         try:
             return await run_to_end(_transaction(engine, work, on_commit), leave_s=LEAVE_S)
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             if sqlstate(error) not in RACES or tried == TRIES:
                 _raise_store_error(error)
         finally:
-            turns.release()
+            turns.leave(tenant, time.monotonic() - began)
         await asyncio.sleep(tried * PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311 (jitter, not a secret)
     raise AssertionError("TRIES is at least 1")
 
 
-async def _take_turn(turns: asyncio.Semaphore) -> None:
-    """Wait until fewer transactions are under way than there are turns. Raises StoreBusy."""
+async def _take_turn(turns: Turnstile, tenant: str) -> None:
+    """Wait until a transaction of the tenant may begin. Raises StoreBusy."""
+    if (turn := turns.begin(tenant)) is None:
+        return
     try:
-        async with asyncio.timeout(TURN_S) if turns.locked() else nullcontext():
-            await turns.acquire()
+        async with asyncio.timeout(TURN_S):
+            await turns.wait(tenant, turn)
     except TimeoutError as error:
         raise StoreBusy(f"other transactions were not over in {TURN_S:.0f} s") from error
 

@@ -1,8 +1,8 @@
 """The contract's calls: messages become values, refusals statuses."""
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -10,8 +10,10 @@ import grpc.aio
 
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, NewFile, Purpose
 from weft.domain.text import quoted
+from weft.domain.turns import TenantSlots
 from weft.store import batches, files, responses
 from weft.store.errors import Absent, Conflict, NotPossible, OverQuota, StoreBusy, StoreError, Superseded
+from weft.store.transactions import PLATFORM, in_turn_of
 from weft.telemetry.logs import kv
 from weft.wire.codec import batch as codec
 from weft.wire.codec.batch import BATCH_TO_GATEWAY
@@ -30,6 +32,7 @@ CODES: dict[type[NotPossible], grpc.StatusCode] = {
     OverQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Conflict: grpc.StatusCode.FAILED_PRECONDITION,
 }
+MAX_UPLOADS = 256  # at once; one tenant has half of them at the most
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Asked = TypeVar("Asked")
@@ -41,7 +44,8 @@ def _answered(call: Callable[["BatchCalls", Asked], Awaitable[Answer]]) -> Any:
 
     async def answer(self: "BatchCalls", asked: Asked, context: Context) -> Answer:
         async with self.answering(context):
-            return await call(self, asked)
+            with in_turn_of(getattr(asked, "namespace", PLATFORM)):
+                return await call(self, asked)
         raise AssertionError("the call was aborted")
 
     return answer
@@ -51,7 +55,17 @@ class BatchCalls(BatchServicer):
     """The calls of one server."""
 
     def __init__(self, server: BatchServer) -> None:
-        self._server = server
+        self._server, self._uploads = server, TenantSlots(MAX_UPLOADS)
+
+    @contextmanager
+    def _upload_slot(self, namespace: str) -> Generator[None]:
+        """Have one of the slots of uploads for the length of the block. Raises OverQuota."""
+        if not self._uploads.take(namespace):
+            raise OverQuota("too many uploads of files are under way; try again when one has ended")
+        try:
+            yield
+        finally:
+            self._uploads.give(namespace)
 
     @_answered
     async def UploadFile(self, request_iterator: AsyncIterator[pb.UploadFileRequest]) -> pb.File:  # noqa: N802
@@ -59,7 +73,8 @@ class BatchCalls(BatchServicer):
         try:
             new = await _header(parts)
             chunks = (codec.upload_part(part) async for part in parts)
-            return codec.FILE.encode(await self._server.files.upload(new, chunks))
+            with self._upload_slot(new.namespace), in_turn_of(new.namespace):
+                return codec.FILE.encode(await self._server.files.upload(new, chunks))
         except (PeerError, NotPossible, StoreError, StorageError):
             async for _ in parts:
                 pass  # a status that meets a write of the client is lost in its gRPC
@@ -79,7 +94,8 @@ class BatchCalls(BatchServicer):
 
     async def ReadFile(self, request: pb.FileRequest, context: Context) -> AsyncIterator[pb.FileChunk]:  # noqa: N802
         async with self.answering(context):
-            found = await files.find(self._server.engine, *codec.file_named(request))
+            with in_turn_of(request.namespace):
+                found = await files.find(self._server.engine, *codec.file_named(request))
             async for block in blocks(self._server.storage, found.file_id):
                 yield pb.FileChunk(chunk=block)
 

@@ -56,13 +56,3 @@ async def blocks(storage: FileStorage, file_id: str) -> AsyncIterator[bytes]:
     while block := await asyncio.to_thread(storage.read, file_id, offset, READ_BYTES):
         yield block
         offset += len(block)
-
-
-async def all_lines(storage: FileStorage, file_id: str) -> AsyncIterator[tuple[int, bytes]]:
-    """Yield every line of a file with its number. Raises StorageError."""
-    splitter = LineSplitter(MAX_BODY_BYTES)
-    async for block in blocks(storage, file_id):
-        for line in splitter.feed(block):
-            yield line
-    for line in splitter.finish():
-        yield line

@@ -6,7 +6,7 @@ in state "writing", by which their bytes are deleted.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -14,10 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from weft.domain.batch import MAX_BODY_BYTES, BatchJob, BatchStatus, NewFile, Purpose
 from weft.store import batches, files
 from weft.tasks import run_to_end
+from weft.turnstile import Turnstile
 from weft_batch.core.batches import LineFailed
-from weft_batch.core.input_lines import read_line
+from weft_batch.core.input_lines import LineSplitter, read_line
 from weft_batch.errors import BytesMissing
-from weft_batch.inputs import all_lines
+from weft_batch.inputs import blocks
 from weft_batch.results import EXPIRED, failure_record
 from weft_batch.storage import FileStorage, FileWriter
 from weft_batch.tenant_files import draw_file_id, now_unix_ms
@@ -39,9 +40,10 @@ class OutputFiles:
     """The two files of one batch; each is begun with its first line."""
 
     def __init__(
-        self, engine: AsyncEngine, term: int, storage: FileStorage, namespace: str, batch: BatchJob, ending: BatchStatus
-    ) -> None:
-        self._engine, self._term, self._storage = engine, term, storage
+        self, engine: AsyncEngine, term: int, storage: FileStorage, pieces: Turnstile, namespace: str, batch: BatchJob,
+        ending: BatchStatus,
+    ) -> None:  # fmt: skip
+        self._engine, self._term, self._storage, self._pieces = engine, term, storage, pieces
         self._namespace, self._batch, self._ending = namespace, batch, ending
         self._files: dict[bool, _File] = {}  # by whether its lines succeeded
 
@@ -89,9 +91,19 @@ class OutputFiles:
 
     async def _input_lines(self) -> AsyncGenerator[tuple[int, str | None]]:
         """Yield every line's number and custom_id."""
+
+        def read(lines: Iterable[tuple[int, bytes]]) -> list[tuple[int, str | None]]:
+            return [(line, read_line(raw, self._batch.endpoint, MAX_BODY_BYTES).custom_id) for line, raw in lines]
+
+        splitter = LineSplitter(MAX_BODY_BYTES)
         with contextlib.suppress(BytesMissing):
-            async for line, raw in all_lines(self._storage, self._batch.input_file_id):
-                yield line, read_line(raw, self._batch.endpoint, MAX_BODY_BYTES).custom_id
+            async for block in blocks(self._storage, self._batch.input_file_id):
+                async with self._pieces.turn(self._namespace):
+                    lines = await asyncio.to_thread(read, splitter.feed(block))
+                for line in lines:
+                    yield line
+            for line in read(splitter.finish()):
+                yield line
 
     async def _add(self, succeeded: bool, record: bytes) -> None:
         if (file := self._files.get(succeeded)) is None:

@@ -18,6 +18,7 @@ from weft.domain.batch import LineResult
 from weft.store import batches
 from weft.store.batches import MAX_RESULTS, StoredResult
 from weft.store.errors import StoreUnavailable
+from weft.store.transactions import WRITER, in_turn_of
 from weft.telemetry.logs import kv
 from weft_batch import metrics
 from weft_batch.core.batches import LineFailed
@@ -116,7 +117,8 @@ class ResultWriter:
         pause_s = MIN_PAUSE_S
         while True:
             try:
-                await batches.add_results(self._engine, self._term, part)
+                with in_turn_of(WRITER):
+                    await batches.add_results(self._engine, self._term, part)
             except StoreUnavailable as error:
                 self.trouble = f"store: {error}"
                 metrics.STORE_FAILURES.inc()

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,9 +35,11 @@ from weft.store import batches, fencing_terms, responses
 from weft.store.batches import StoredResult, UnfinishedBatch
 from weft.store.errors import Conflict, StoreUnavailable, Superseded
 from weft.store.files import ROLE
+from weft.store.transactions import in_turn_of
 from weft.telemetry.invariants import InvariantViolated
 from weft.telemetry.logs import kv
 from weft.telemetry.tracing import RequestSpan, Tracer
+from weft.turnstile import Turnstile
 from weft.wire.codec.batch import GATEWAY_TO_BATCH, in_messages
 from weft.wire.errors import PeerError
 from weft.wire.streams import SendQueue
@@ -60,7 +62,8 @@ UPLOAD_S = 3_600.0  # an upload that takes longer is taken for broken off, where
 # Lines at gateways and on their way to the store: more than a few gateways run at once (128 each), and few enough to
 # hold in memory with their answers.
 LINES_IN_FLIGHT = 2_000
-WORK_AT_ONCE = 2  # inputs that are read, batches whose files are written
+JOBS_AT_ONCE = 16  # inputs that are read, batches whose files are written; one tenant has half of them at the most
+PIECES_AT_ONCE = 2  # blocks of inputs that are parsed
 INPUT_CHANGED = b'{"error": {"code": "input_changed", "message": "the input file is damaged"}}'  # after it was read
 REPLACED = "a newer batch service has taken over"
 log = logging.getLogger(__name__)
@@ -110,7 +113,7 @@ class BatchServer:
         self._streams: dict[Peer, _Stream] = {}
         self._connections: set[_Stream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._work = asyncio.Semaphore(WORK_AT_ONCE)
+        self._jobs, self._pieces = Turnstile(JOBS_AT_ONCE), Turnstile(PIECES_AT_ONCE)
         self._closed = asyncio.Event()
         self._shell = MachineShell(self.core, self._perform, handle=self._handle, on_failure=self._closed.set)
         self._counters = machine.LineCounters()
@@ -240,7 +243,7 @@ class BatchServer:
             finished = await batches.finished_lines(self.engine, batch_id)
             self.handle(machine.Validated(batch_id, batch.job.total, finished))
 
-        await self._until_done("input not read: trying again", batch_id, read_input)
+        await self._until_done("input not read: trying again", batch, read_input)
 
     async def _read_input(self, batch: _OpenBatch) -> bool:
         """Read and judge an input. Returns False where no line of it can run, and the batch has failed."""
@@ -248,7 +251,9 @@ class BatchServer:
         reader = InputReader(job.endpoint, max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes)
         try:
             async for block in blocks(self.storage, job.input_file_id):
-                await self._store_bad(batch, await asyncio.to_thread(list, reader.feed(block)))
+                async with self._pieces.turn(batch.namespace):
+                    bad = await asyncio.to_thread(list, reader.feed(block))
+                await self._store_bad(batch, bad)
                 if reader.too_many:
                     break
             await self._store_bad(batch, list(reader.finish()))
@@ -279,9 +284,11 @@ class BatchServer:
 
         async def write_files() -> None:
             await batches.begin_finalizing(self.engine, self.term, batch_id, ending, now_unix_ms=now_unix_ms())
-            await OutputFiles(self.engine, self.term, self.storage, batch.namespace, batch.job, ending).write()
+            await OutputFiles(
+                self.engine, self.term, self.storage, self._pieces, batch.namespace, batch.job, ending
+            ).write()
 
-        await self._until_done("files of a batch not written: trying again", batch_id, write_files)
+        await self._until_done("files of a batch not written: trying again", batch, write_files)
         log.info("batch ended", extra=kv(batch_id=batch_id, status=ending.value))
         self._gone(batch, ending)
 
@@ -291,16 +298,20 @@ class BatchServer:
         batch.end_span(status)
         self.handle(machine.BatchGone(batch.job.batch_id))
 
-    async def _until_done(self, what: str, batch_id: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Repeat the work, with bounded pauses, while store or storage cannot be used. Raises Superseded."""
+    async def _until_done(self, what: str, batch: _OpenBatch, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeat the work in its tenant's turns, with bounded pauses, while store or storage cannot be used.
+
+        Raises Superseded.
+        """
         pause_s = MIN_PAUSE_S
         while True:
             try:
-                async with self._work:
-                    return await work()
+                with in_turn_of(batch.namespace):
+                    async with self._jobs.turn(batch.namespace):
+                        return await work()
             except (StoreUnavailable, Conflict, StorageError) as error:
                 metrics.STORE_FAILURES.inc()
-                log.error(what, extra=kv(batch_id=batch_id, pause_s=pause_s, error=error))
+                log.error(what, extra=kv(batch_id=batch.job.batch_id, pause_s=pause_s, error=error))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -351,9 +362,9 @@ class BatchServer:
                 log.warning("lines not read", extra=kv(batch_id=batch_id, line=numbers[0], error=error))
                 released += [LineReleased(batch_id, line, "its input cannot be read now") for line in numbers]
                 continue
-            await asyncio.sleep(0)  # a block's lines take milliseconds to read
-            for line in numbers:
-                read = read_line(found.get(line, b""), batch.job.endpoint, MAX_BODY_BYTES)
+            async with self._pieces.turn(batch.namespace):
+                lines_read = await asyncio.to_thread(_read_lines, found, numbers, batch.job.endpoint)
+            for line, read in lines_read:
                 if isinstance(read, GoodLine):
                     runs.append(RunLine(batch_id, line, *about, read.body, traceparent))
                     batch.custom_ids[line] = read.custom_id
@@ -422,3 +433,10 @@ class BatchServer:
     def _end_streams(self) -> None:
         for stream in self._connections:
             stream.outbox.close()  # gateways reconnect to the service that serves next
+
+
+def _read_lines(
+    block: Mapping[int, bytes], numbers: Sequence[int], endpoint: str
+) -> list[tuple[int, GoodLine | BadLine]]:
+    """Read lines of a block, by their numbers. A line that the file has no more is a bad line."""
+    return [(line, read_line(block.get(line, b""), endpoint, MAX_BODY_BYTES)) for line in numbers]

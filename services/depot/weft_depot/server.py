@@ -21,6 +21,7 @@ from weft.artifacts.digest import parse_digest
 from weft.artifacts.errors import ArtifactError, BadDigest, DepotFull, Refused, UnknownDigest
 from weft.artifacts.fetch import MISMATCH_HEADER
 from weft.domain.text import quoted
+from weft.domain.turns import TenantSlots
 from weft.hosts import refusal
 from weft.leadership.errors import LeadershipLost
 from weft.telemetry.logs import kv
@@ -28,6 +29,7 @@ from weft.telemetry.probes import Probes
 from weft.telemetry.progress import ByteProgress
 from weft.wire.multipart import FORM, FormError, boundary_of, form_pieces
 from weft.wire.serving import heartbeat
+from weft.wire.upload_rate import UploadTooSlow, at_least_rate
 from weft_depot import metrics
 from weft_depot.credentials import is_namespace
 from weft_depot.requests import ChangedRequest, RetainRequest
@@ -40,7 +42,7 @@ MAX_BODY_BYTES = 32 << 20
 MAX_WAIT_S = 60.0
 WATCH_S = 2.0  # between two looks at sources that a question waits for
 MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in all
-MAX_UPLOADS = 32
+MAX_UPLOADS = 32  # at once; one namespace has half of them at the most
 MAX_LISTED = 1000  # operations
 CHUNK_BYTES = 256 << 10
 JSON = "application/json"
@@ -61,7 +63,7 @@ def build_app(
 
     `on_failure`: housekeeping has ended by an exception, which is in the log.
     """
-    downloads, uploads = asyncio.Semaphore(MAX_DOWNLOADS), asyncio.Semaphore(MAX_UPLOADS)
+    downloads, uploads = asyncio.Semaphore(MAX_DOWNLOADS), TenantSlots(MAX_UPLOADS)
 
     async def resolve(request: Request) -> Response:
         wait_s = _wait_s(request)
@@ -110,16 +112,19 @@ def build_app(
         boundary = boundary_of(request.headers.get("content-type", ""))
         if boundary is None:
             raise _BadRequest(f"the body is no form; send it as {FORM}", status=415, reason="NotForm")
-        if uploads.locked():
-            return _busy("upload", 503, "too many uploads; try again")
-        async with uploads:
-            try:
-                manifest = await depot.upload(namespace, form_pieces(boundary, request.stream()))
-            except FormError as error:
-                raise _BadRequest(f"the body is no form: {error}") from error
-            except ArtifactError as error:
-                status = 422 if isinstance(error, Refused) else 507 if isinstance(error, DepotFull) else 503
-                return JSONResponse({"reason": str(error.reason), "message": error.message}, status)
+        if not uploads.take(namespace):
+            return _busy("upload", 503, "too many uploads; try again when one of this namespace has ended")
+        try:
+            manifest = await depot.upload(namespace, form_pieces(boundary, at_least_rate(request.stream())))
+        except FormError as error:
+            raise _BadRequest(f"the body is no form: {error}") from error
+        except UploadTooSlow as error:
+            return JSONResponse({"reason": "UploadTooSlow", "message": str(error)}, 408, {"connection": "close"})
+        except ArtifactError as error:
+            status = 422 if isinstance(error, Refused) else 507 if isinstance(error, DepotFull) else 503
+            return JSONResponse({"reason": str(error.reason), "message": error.message}, status)
+        finally:
+            uploads.give(namespace)
         if manifest is None:
             return _busy("upload", 429, "too many operations wait; try again later")
         uri = f"{SCHEME}:{manifest.digest}"

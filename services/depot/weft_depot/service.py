@@ -39,7 +39,7 @@ from weft_depot import metrics
 from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
 from weft_depot.core.operations import Operations
 from weft_depot.resolve import Resolver
-from weft_depot.uploads import receive
+from weft_depot.uploads import MAX_UNNAMED_ADAPTERS, UnnamedUploads, receive
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 5.0
@@ -101,6 +101,7 @@ class Depot:
         self._checks: dict[str, _Check] = {}  # by host
         self._leases: dict[str, Lease] = {}
         self._changes: dict[str, asyncio.Event] = {}  # of unfinished operations
+        self._unnamed = UnnamedUploads(MAX_UNNAMED_ADAPTERS * resolver.limits.adapter_bytes)
         self._unfinished: dict[str, _Resolve] = {}
         self._results = ExpiringDict[str, tuple[str, str]](MAX_RESULTS, RESULT_S)  # request key -> digest, reason
         self._suspects: dict[str, asyncio.Task[None]] = {}
@@ -153,13 +154,17 @@ class Depot:
         self._changes[drawn] = asyncio.Event()
         answer = OperationStatus("Failed", reason="Interrupted", message="the upload was not received whole")
         try:
-            manifest = await receive(self._resolver, namespace, pieces, lease)
+            counted = self._unnamed.counted(drawn, namespace, pieces)
+            manifest = await receive(self._resolver, namespace, counted, lease)
+            self._unnamed.publish(drawn, manifest.digest)
             self.operations.change(drawn, OperationStatus("Validated", verdict={}), self._now())
             answer = OperationStatus("Fetched", manifest.digest)
         except ArtifactError as error:
             answer = replace(answer, reason=str(error.reason), message=error.message)
             raise
         finally:
+            if not answer.digest:
+                self._unnamed.forget(drawn)
             self.operations.change(drawn, answer, self._now())
             self._changes.pop(drawn).set()
             metrics.RESOLVES.labels("upload", answer.reason).inc()
@@ -182,6 +187,7 @@ class Depot:
         """
         self._require_turn()
         removed = await asyncio.to_thread(self.store.retain, digests)
+        self._unnamed.name(set(digests))
         self._resolver.resolutions.retain({f"sha256:{name}" for name in self.store.names()})
         log.info("blobs retained", extra=kv(digests=len(digests), removed=removed))
         return removed
@@ -209,6 +215,7 @@ class Depot:
         """Drop old operations and close their leases."""
         for operation_id in self.operations.forget(self._now()):
             self._leases.pop(operation_id).close()
+            self._unnamed.forget(operation_id)
 
     async def run(self) -> None:
         """Keep house while the process lives. It survives trouble with the disk; any other exception is a bug."""

@@ -6,12 +6,13 @@ resolve of the URI, as for every source. An upload that no adapter names is remo
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 
 from weft.artifacts.blobs import BlobWriter, Lease
 from weft.artifacts.depot_api import source_key
 from weft.artifacts.digest import Manifest
-from weft.artifacts.errors import Reason, Refused
+from weft.artifacts.errors import DepotFull, Reason, Refused
 from weft.domain.text import quoted
 from weft.tasks import run_to_end
 from weft.wire.multipart import Part, Piece
@@ -22,6 +23,49 @@ from weft_depot.staging import StagedFiles
 
 SCHEME = "depot"
 WRITE_BYTES = 1 << 20  # that go to the disk at once
+MAX_UNNAMED_ADAPTERS = 4  # of a namespace: of the largest size, while no object names them
+
+
+class UnnamedUploads:
+    """The bytes of uploads by namespace, from their first byte until an object names them or they are forgotten."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: of a namespace."""
+        self._max_bytes = max_bytes
+        self._bytes = Counter[str]()
+        self._uploads: dict[str, tuple[str, int]] = {}  # operation: namespace, bytes
+        self._digests: dict[str, str] = {}  # operation: digest
+
+    async def counted(self, operation: str, namespace: str, pieces: AsyncIterator[Piece]) -> AsyncGenerator[Piece]:
+        """Pass an upload's pieces on. Raises DepotFull once its namespace has too many bytes."""
+        async for piece in pieces:
+            if isinstance(piece, bytes):
+                self._bytes[namespace] += len(piece)
+                _, before = self._uploads.get(operation, (namespace, 0))
+                self._uploads[operation] = namespace, before + len(piece)
+                if self._bytes[namespace] > self._max_bytes:
+                    raise DepotFull(
+                        f"expected at most {self._max_bytes} bytes of uploads that no adapter of namespace "
+                        f"{namespace!r} names, got more; name them in a LoRAAdapter, or try again in some minutes"
+                    )
+            yield piece
+
+    def publish(self, operation: str, digest: str) -> None:
+        """Note the content of an upload that is whole."""
+        self._digests[operation] = digest
+
+    def name(self, digests: Collection[str]) -> None:
+        """Forget uploads whose content objects name."""
+        for operation in [operation for operation, digest in self._digests.items() if digest in digests]:
+            self.forget(operation)
+
+    def forget(self, operation: str) -> None:
+        """Forget an upload. Harmless for an operation that is none."""
+        self._digests.pop(operation, None)
+        namespace, size_bytes = self._uploads.pop(operation, ("", 0))
+        self._bytes[namespace] -= size_bytes
+        if not self._bytes[namespace]:
+            del self._bytes[namespace]
 
 
 async def receive(resolver: Resolver, namespace: str, pieces: AsyncIterator[Piece], lease: Lease) -> Manifest:

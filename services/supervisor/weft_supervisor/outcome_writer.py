@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from weft.domain.request import Outcome, OutcomeReport
 from weft.store import fencing_terms, outcomes
 from weft.store.errors import StoreError, Unstorable
+from weft.store.transactions import WRITER, in_turn_of
 from weft.telemetry.logs import kv
 from weft.wire.codec.scheduling import outcome_from_bytes
 from weft.wire.errors import PeerError
@@ -93,7 +94,8 @@ class OutcomeWriter:
         pause_s = MIN_PAUSE_S
         while not self._closed.is_set():
             try:
-                await self._write()
+                with in_turn_of(WRITER):
+                    await self._write()
                 pause_s, self.trouble = MIN_PAUSE_S, None
                 if not self._waiting and self._term <= self._stored_term:  # also nothing that came meanwhile
                     self._wake.clear()

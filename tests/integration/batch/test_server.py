@@ -1,6 +1,7 @@
 """The service over real gRPC: files, batches, lines at played gateways, tenants kept apart."""
 
 import asyncio
+import threading
 
 import grpc
 import pytest
@@ -8,15 +9,15 @@ from prometheus_client import REGISTRY
 from sqlalchemy import update
 
 from harness.spans import in_memory, traceparent_of
-from harness.waiting import eventually
+from harness.waiting import PATIENCE_S, eventually, soon, until
 from tests.integration.batch.conftest import answer, input_file, input_line, serving
-from weft.domain.batch import BatchStatus, LineResult, Purpose
+from weft.domain.batch import BatchStatus, LineResult, NewFile, Purpose
 from weft.store import batches, transactions
 from weft.store.database import turns_of
 from weft.store.models import BatchRow
 from weft.wire.codec import batch as codec
-from weft_batch import metrics
-from weft_batch.core import LineCounters
+from weft_batch import calls, inputs, metrics
+from weft_batch.core import InputReader, LineCounters
 from weft_batch.errors import StorageUnavailable
 from weft_batch.tenant_files import TenantQuotas
 
@@ -121,6 +122,59 @@ async def test_a_file_without_a_line_that_can_run_fails_its_batch(store, storage
         assert (ended.status, ended.errors[0].code, ended.errors[0].line) == (BatchStatus.FAILED, code, line)
         assert (ended.total, ended.completed, ended.failed) == (0, 0, 0)
         assert [file.purpose for file in await client.files()] == [Purpose.BATCH]
+
+
+async def test_long_inputs_of_others_are_read_a_block_at_a_time(world, monkeypatch) -> None:
+    """Six inputs of one tenant and one of another hold both places: a newcomer waits for a block of each at a time."""
+    begun, may_end, feed = [], threading.Semaphore(0), InputReader.feed
+
+    def stands(reader, block):
+        if b"stand" in block:
+            begun.append(block)
+            assert may_end.acquire(timeout=PATIENCE_S)
+        yield from feed(reader, block)
+
+    monkeypatch.setattr(InputReader, "feed", stands)
+    monkeypatch.setattr(inputs, "READ_BYTES", 1000)
+    long = b"\n".join(input_line(f"stand-{number}") for number in range(100))
+    jobs = [await world.client(tenant).submit(long) for tenant in "aaaaaac"]
+    try:
+        await until(lambda: len(begun) == 2)
+        job = await soon(world.client("b").submit(input_file(1)))
+        may_end.release()
+        await world.client("b").in_status(job.batch_id, BatchStatus.IN_PROGRESS)
+        assert len(begun) <= 3
+    finally:
+        may_end.release(10_000)
+    for job, tenant in zip(jobs, "aaaaaac", strict=True):
+        await world.client(tenant).in_status(job.batch_id, BatchStatus.IN_PROGRESS)
+
+
+async def test_a_tenant_leaves_slots_of_uploads_to_others(store, storage, monkeypatch) -> None:
+    monkeypatch.setattr(calls, "MAX_UPLOADS", 4)
+    may_end, before = asyncio.Event(), uploaded_bytes()
+
+    async def slow_parts():
+        yield codec.upload_header(NewFile("a", "in.jsonl", Purpose.BATCH))
+        yield codec.upload_chunk(b"x")
+        await may_end.wait()
+        yield codec.upload_chunk(b"")
+
+    async with serving(store, storage) as world:
+        client = world.client("a")
+        slow = [world.stub.UploadFile(slow_parts()) for _ in range(2)]
+        await until(lambda: uploaded_bytes() == before + 2)
+        with refused(EXHAUSTED, "too many uploads"):
+            await client.upload(b"x")
+        await world.client("b").upload(b"x")
+        may_end.set()
+        for upload in slow:
+            await upload
+        await client.upload(b"x")
+
+
+def uploaded_bytes() -> float:
+    return REGISTRY.get_sample_value("weft_batch_uploaded_bytes_total") or 0.0
 
 
 async def test_another_tenant_finds_nothing(world) -> None:
@@ -326,15 +380,16 @@ async def test_storage_that_is_full_is_named_and_a_batch_waits_for_it(world, sto
 
 async def test_a_busy_store_is_named(world, storage, monkeypatch) -> None:
     turns = turns_of(world.engine)
-    for _ in range(turns.count):
-        await turns.acquire()
+    tenants = [f"tenant-{place}" for place in range(turns.places)]
+    for tenant in tenants:
+        await turns.enter(tenant)
     with monkeypatch.context() as patched:
         patched.setattr(transactions, "TURN_S", 0.01)
         for call in (world.client().files(), world.client().upload(b"x")):
             with refused(grpc.StatusCode.ABORTED, "the store is busy"):
                 await call
-    for _ in range(turns.count):
-        turns.release()
+    for tenant in tenants:
+        turns.leave(tenant, 0.0)
     await world.nothing_left()
 
 

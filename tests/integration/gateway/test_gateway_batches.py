@@ -18,10 +18,11 @@ import pytest
 from harness.gateway_peers import FakeBatch
 from harness.grpc_server import listening
 from harness.spans import in_memory, traceparent_of
+from weft.wire import upload_rate
 from weft.wire.v1 import batch_pb2, batch_pb2_grpc, common_pb2, scheduler_pb2
 from weft_gateway.openai import LINES_AT_ONCE, LineRunner
 
-from .conftest import ANSWER, World, key_route, serving, until
+from .conftest import ANSWER, World, key_route, serving, soon, until
 
 BATCH_ID = "batch_0123"
 FORM = "multipart/form-data; boundary=B"
@@ -144,6 +145,21 @@ async def test_an_upload_that_breaks_off_is_none(made: Batched) -> None:
 
     with pytest.raises(ConnectionError):
         await post_form(made, half())
+    await until(lambda: made.batch.broken_uploads == 1)
+    assert not made.batch.files
+
+
+async def test_an_upload_that_drips_is_given_up(made: Batched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_rate, "GRACE_S", 0.05)
+
+    host, port = made.world.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {FORM}\r\ncontent-length: 100000\r\n\r\n"
+    writer.write(head.encode() + form(PURPOSE, FILE)[:-9])
+    answer = await soon(reader.read())
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"upload_too_slow"' in answer
     await until(lambda: made.batch.broken_uploads == 1)
     assert not made.batch.files
 

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 
 import pytest
 from sqlalchemy import URL, event, text
@@ -14,7 +14,7 @@ from harness.waiting import soon
 from weft.store import database, transactions
 from weft.store.database import close_database, open_database, turns_of
 from weft.store.errors import StoreBusy
-from weft.store.transactions import transact
+from weft.store.transactions import in_turn_of, transact
 
 ONE = text("UPDATE one SET n = n + 1")
 INSERT = text("INSERT INTO parts VALUES (:id, :part)")
@@ -177,12 +177,37 @@ async def test_a_transaction_that_hangs_is_rolled_back_after_a_while(
     assert await parts(other) == {}
 
 
+async def of_tenant(tenant: str, work: Coroutine[None, None, None]) -> None:
+    with in_turn_of(tenant):
+        await work
+
+
+async def test_a_burst_of_a_tenant_delays_another_by_one_transaction_and_never_has_every_connection(
+    engine: AsyncEngine, slow: Slow
+) -> None:
+    order, places = list[str](), turns_of(engine).places
+
+    async def note(tenant: str, work: Coroutine[None, None, None]) -> None:
+        await of_tenant(tenant, work)
+        order.append(tenant)
+
+    burst = [asyncio.create_task(note("acme", transact(engine, slow))) for _ in range(3 * places)]
+    await soon(slow.begun.wait())
+    other = asyncio.create_task(note("globex", write(engine, 2)))
+    if places > 1:
+        await soon(other)
+        assert order == ["globex"]
+    slow.go_on.set()
+    await soon(asyncio.gather(*burst, other))
+    assert order.index("globex") <= 1
+
+
 async def test_who_waits_for_a_turn_gives_it_up_or_hears_that_the_store_is_busy(
     engine: AsyncEngine, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns = turns_of(engine).count
+    turns = turns_of(engine).places
     monkeypatch.setattr(transactions, "TURN_S", 0.01)
-    holding = [asyncio.create_task(transact(engine, slow)) for _ in range(turns)]
+    holding = [asyncio.create_task(of_tenant(f"tenant-{place}", transact(engine, slow))) for place in range(turns)]
     await soon(slow.begun.wait())
     with pytest.raises(StoreBusy, match="other transactions were not over"):
         await write(engine, 2)

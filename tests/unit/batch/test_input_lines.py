@@ -91,13 +91,32 @@ def test_more_lines_than_the_quota_fail_the_batch() -> None:
     assert judge(b"\n".join(line(str(i)) for i in range(3)), max_lines=3)[0].failure() == []
 
 
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b" \n"])
+def test_more_empty_lines_than_the_bound_fail_the_batch(blank: bytes) -> None:
+    reader, bad = judge(line("a") + b"\n" + blank * 6_000, blank * 4_001 + line("b") + b"\n", blank, line("c"))
+    [error] = reader.failure()
+    assert (error.code, error.line, error.message) == (
+        "too_many_blank_lines", 2, "the file has more than 10000 empty lines; remove them",
+    )  # fmt: skip
+    assert (reader.too_many, reader.total, bad) == (True, 1, {}), "nothing behind the bound is read"
+    assert judge(line("a") + b"\n" + blank * 10_000 + line("b"))[0].failure() == []
+
+
+def test_a_run_of_line_ends_is_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, add = list[int](), LineIndex.add
+    monkeypatch.setattr(LineIndex, "add", lambda *args, **how: (steps.append(args[2]), add(*args, **how))[1])
+    splitter = LineSplitter(1000)
+    assert list(splitter.feed(b"a\n" + b"\n" * 100_000 + b"\r\n" * 100_000 + b"b\n")) == [(1, b"a"), (2, b"b")]
+    assert (len(steps), splitter.blank_lines) == (3, 200_000)
+
+
 @pytest.mark.parametrize(("start", "name"), [(b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"{", None)])
 def test_a_packed_file_is_known_by_its_first_bytes(start: bytes, name: str | None) -> None:
     assert compression(start) == name
 
 
 ANY_LINE = st.binary(max_size=30).map(lambda raw: raw.replace(b"\n", b""))
-LINES = st.lists(st.one_of(ANY_LINE, st.sampled_from([b" ", b" " * 21])), max_size=30)
+LINES = st.lists(st.one_of(ANY_LINE, st.sampled_from([b"", b"", b"\r", b" ", b" " * 21])), max_size=30)
 
 
 @given(lines=LINES, cuts=st.lists(st.integers(0, 900), max_size=10), end=st.booleans(), block=st.integers(1, 50))
@@ -117,6 +136,8 @@ def test_lines_are_the_same_in_any_blocks_and_are_found_by_the_index(
     finally:
         input_lines.BLOCK_BYTES = previous
     assert found == list(enumerate(expected, start=1))
+    last = content.rpartition(b"\n")[2]
+    assert splitter.blank_lines == len(whole.split(b"\n")) - len(expected) - (not last)
     packed, long_lines = splitter.index.to_bytes(), sum(len(raw) > most for raw in lines)
     assert len(packed) <= 12 * (len(content) // block + long_lines + 2), "12 bytes for a block or a long line"
     index = LineIndex.from_bytes(packed)

@@ -1,17 +1,21 @@
 """Uploads: an adapter's files as a form become a source of the namespace that sent them, and of no other."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from harness.waiting import soon
 from tests.unit.artifacts.making import lora, pack, write_adapter
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.errors import Refused
 from weft.domain.adapter import FILES, OPTIONAL_FILES
+from weft.wire import upload_rate
+from weft_depot import server
 from weft_depot.artifact_layout import ADAPTER_FILES, ArtifactLimits
 from weft_depot.core import Operations
 from weft_depot.server import build_app
@@ -33,6 +37,10 @@ class Uploading:
         self.bench.open()
         sources: Any = self.bench.resolver.sources
         sources["depot"] = UploadedSource(self.bench.store, self.bench.resolutions)
+        self.serve()
+
+    def serve(self) -> None:
+        """A new process on the same resolver."""
         self.depot = Depot(self.bench.resolver, operations=Operations(keep_s=600), now=lambda: self.now)
         transport = httpx2.ASGITransport(app=build_app(self.depot))
         self.http = httpx2.AsyncClient(transport=transport, base_url="http://depot")
@@ -174,3 +182,60 @@ async def test_an_upload_that_breaks_off_leaves_nothing(uploading: Uploading) ->
     assert uploading.bench.blobs() == set()
     assert not list((uploading.bench.folder / "data" / "blobs" / "partial").iterdir())
     assert uploading.depot.operations.counts()["Pending"] == 0
+
+
+async def test_slow_uploads_of_a_namespace_leave_slots_to_others_and_end(
+    uploading: Uploading, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_UPLOADS", 4)
+    uploading.serve()
+    begun, patience = asyncio.Semaphore(0), asyncio.Event()
+    real = upload_rate.at_least_rate
+
+    async def watched(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+        begun.release()
+        await patience.wait()
+        async for chunk in real(body):
+            yield chunk
+
+    async def dripping() -> AsyncIterator[bytes]:
+        yield b"--x\r\n"
+        await asyncio.Event().wait()
+
+    async def drip() -> httpx2.Response:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        return await uploading.http.put(
+            "/v1/uploads", params={"namespace": "acme"}, headers=headers, content=dripping()
+        )
+
+    monkeypatch.setattr(server, "at_least_rate", watched)
+    monkeypatch.setattr(upload_rate, "GRACE_S", 0.01)
+    slow = [asyncio.create_task(drip()) for _ in range(2)]
+    for _ in slow:
+        await soon(begun.acquire())
+    refused = await uploading.put(files)
+    assert (refused.status_code, refused.json()["reason"]) == (503, "Busy")
+    patience.set()
+    assert (await uploading.put(files, namespace="globex")).status_code == 201
+    for response in await soon(asyncio.gather(*slow)):
+        assert (response.status_code, response.json()["reason"]) == (408, "UploadTooSlow")
+    assert (await uploading.put(files)).status_code == 201
+
+
+async def test_uploads_that_no_object_names_are_bounded_by_namespace(
+    uploading: Uploading, files: dict[str, bytes]
+) -> None:
+    size_bytes = sum(map(len, files.values()))
+    object.__setattr__(uploading.bench.resolver, "limits", ArtifactLimits(adapter_bytes=size_bytes))
+    uploading.serve()
+    for _ in range(4):
+        stored = (await uploading.put(files)).json()
+    refused = await uploading.put(files)
+    assert (refused.status_code, refused.json()["reason"]) == (507, "DepotFull")
+    assert "name them in a LoRAAdapter" in refused.json()["message"]
+    assert (await uploading.put(files, namespace="globex")).status_code == 201
+    await uploading.depot.retain((stored["digest"],))
+    for _ in range(4):
+        assert (await uploading.put(files)).status_code == 201
+    uploading.now = 601.0
+    assert (await uploading.put(files)).status_code == 201, "the earlier ones are forgotten"

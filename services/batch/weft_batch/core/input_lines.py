@@ -1,20 +1,21 @@
 """Lines of an input file: JSON objects {custom_id, method, url, body}, judged one at a time.
 
 A line that cannot run fails alone, with the codes of OpenAI's API. What fails the whole batch: no line at all, no line
-that can run, more lines than the quota. Empty lines are no lines, and are not counted.
+that can run, more lines than the quota, more empty lines than `MAX_BLANK_LINES`. Empty lines have no number.
 
 Memory: a line, and 16 bytes of hash for each custom_id; ids that differ share a hash with a probability of 2^-94 in a
 file of 100,000 lines.
 """
 
 import json
+import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from weft.domain.batch import MAX_BATCH_ERRORS, BatchError
+from weft.domain.batch import MAX_BATCH_ERRORS, MAX_FILE_BYTES, BatchError
 from weft.domain.strict_json import JsonError, JsonObject, parse_object
 from weft.domain.text import quoted
 
@@ -22,6 +23,8 @@ BLOCK_BYTES = 256 << 10
 _MARK = struct.Struct("<IQ")
 
 MAX_CUSTOM_ID = 512  # characters
+MAX_BLANK_LINES = 10_000  # of a file: they cost time, and no bound of lines counts them
+_BLANKS = re.compile(rb"(?:\r?\n)++")
 BOM = b"\xef\xbb\xbf"
 COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -45,9 +48,12 @@ class LineIndex:
         self._lines: list[int] = []
         self._offsets: list[int] = []
 
-    def add(self, line: int, offset: int, *, alone: bool = False) -> None:
-        """Note that a line begins there. It is kept where the last mark is a block away; `alone`: in any case."""
-        if alone or not self._offsets or offset - self._offsets[-1] >= BLOCK_BYTES:
+    def add(self, line: int, offset: int, *, blanks: int = 0, alone: bool = False) -> None:
+        """Note that a line begins at `offset`, behind as many bytes of empty lines as `blanks`.
+
+        The note is kept if the last mark is a block away; `alone`: in any case.
+        """
+        if alone or not self._offsets or offset + blanks - self._offsets[-1] >= BLOCK_BYTES:
             self.mark(line, offset)
 
     def mark(self, line: int, offset: int) -> None:
@@ -133,33 +139,46 @@ def _request(custom_id: str, given: JsonObject, endpoint: str) -> GoodLine | Bad
 
 
 class LineSplitter:
-    """A splitter of blocks of bytes into lines, numbered from `first`, without line ends. Empty lines are none, and not
-    counted.
+    """A splitter of blocks of bytes into lines, numbered from `first`, without line ends. Empty lines have no number.
 
-    A line longer than `max_line_bytes` comes with one byte more than that, not whole.
+    A line longer than `max_line_bytes` comes with one byte more than that, not whole. Beyond `max_blank_lines` empty
+    lines nothing more is read.
     """
 
-    def __init__(self, max_line_bytes: int, *, first: int = 1, offset: int = 0) -> None:
-        self._keep = max_line_bytes + 1
+    def __init__(
+        self, max_line_bytes: int, *, first: int = 1, offset: int = 0, max_blank_lines: int = MAX_FILE_BYTES
+    ) -> None:
+        self._keep, self._max_blank_lines = max_line_bytes + 1, max_blank_lines
         self.next_line = first
+        self.blank_lines = 0
         self.index = LineIndex()
         self._rest = b""  # of the line whose end has not come; at most `_keep` bytes of it
         self._line_at = self._read = offset  # where that line begins, how far the file is read
+
+    @property
+    def too_many_blank_lines(self) -> bool:
+        return self.blank_lines > self._max_blank_lines
 
     def feed(self, block: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that end in this block."""
         start, at = 0, self._read
         self._read += len(block)
-        while (end := block.find(b"\n", start)) >= 0:
+        while not self.too_many_blank_lines and (end := block.find(b"\n", start)) >= 0:
             yield from self._line(self._rest + block[start : min(end, start + self._keep)])
             self._rest, start = b"", end + 1
+            if blanks := _BLANKS.match(block, start):
+                self.index.add(self.next_line, at + start, blanks=blanks.end() - start)
+                self.blank_lines += block.count(b"\n", start, blanks.end())
+                start = blanks.end()
             self._line_at = at + start
-        self._rest = (self._rest + block[start : start + self._keep])[: self._keep]
+        if not self.too_many_blank_lines:
+            self._rest = (self._rest + block[start : start + self._keep])[: self._keep]
 
     def finish(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the last line, where no line end follows it."""
-        yield from self._line(self._rest)
-        self._rest = b""
+        """Yield the last line if no line end follows it."""
+        if self._rest:
+            yield from self._line(self._rest)
+            self._rest = b""
         self.index.mark(self.next_line, self._read)
 
     def _line(self, raw: bytes) -> Iterator[tuple[int, bytes]]:
@@ -170,22 +189,32 @@ class LineSplitter:
         if too_long or raw.strip():
             self.next_line += 1
             yield self.next_line - 1, raw[: self._keep].removesuffix(b"\r")
+        else:
+            self.blank_lines += 1
 
 
 class InputReader:
     """Judges an input file that comes in blocks. `feed` each, then `finish`; afterwards `failure()` and `total`."""
 
-    def __init__(self, endpoint: str, *, max_lines: int, max_line_bytes: int) -> None:
+    def __init__(
+        self, endpoint: str, *, max_lines: int, max_line_bytes: int, max_blank_lines: int = MAX_BLANK_LINES
+    ) -> None:
         self._endpoint, self._max_lines, self._max_line_bytes = endpoint, max_lines, max_line_bytes
-        self._lines = LineSplitter(max_line_bytes)
+        self._max_blank_lines = max_blank_lines
+        self._lines = LineSplitter(max_line_bytes, max_blank_lines=max_blank_lines)
         self.total = self.good = 0
-        self.too_many = False
+        self._too_many = False
         self._first_errors: list[BatchError] = []
         self._ids: dict[bytes, int] = {}
 
     @property
     def index(self) -> LineIndex:
         return self._lines.index
+
+    @property
+    def too_many(self) -> bool:
+        """Whether the file has too many lines or empty lines: the rest of it means nothing."""
+        return self._too_many or self._lines.too_many_blank_lines
 
     def feed(self, block: bytes) -> Iterator[tuple[int, BadLine]]:
         """Yield the bad lines that end in this block, with their numbers."""
@@ -198,9 +227,12 @@ class InputReader:
 
     def failure(self) -> list[BatchError]:
         """Explain why no line runs; empty: lines run."""
-        if self.too_many:
+        if self._too_many:
             why = f"the file has more than {self._max_lines} lines"
             return [BatchError("too_many_lines", why, self._max_lines + 1)]
+        if self._lines.too_many_blank_lines:
+            why = f"the file has more than {self._max_blank_lines} empty lines; remove them"
+            return [BatchError("too_many_blank_lines", why, self._lines.next_line)]
         if not self.total:
             return [BatchError("empty_file", "the file has no line")]
         return [] if self.good else self._first_errors
@@ -208,7 +240,7 @@ class InputReader:
     def _judged(self, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, BadLine]]:
         for line, raw in lines:
             if line > self._max_lines:
-                self.too_many = True
+                self._too_many = True
                 return
             self.total = line
             read = self._unique(line, read_line(raw, self._endpoint, self._max_line_bytes))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from weft.artifacts.errors import Unavailable
+from weft.wire.upload_rate import GRACE_S, MIN_BYTES_S
 
 T = TypeVar("T")
 
@@ -23,8 +24,8 @@ class RetryPolicy:
     read_s: float = 10.0  # without a byte; also what a stop may take
     tries: int = 4  # in a row without a byte of progress
     pause_s: float = 0.2  # before the second try; doubles
-    grace_s: float = 60.0  # of every file or listing
-    min_bytes_s: int = 64 << 10  # beyond the grace: who is slower than this is not waited for
+    grace_s: float = GRACE_S  # of every file or listing
+    min_bytes_s: int = MIN_BYTES_S  # beyond the grace: who is slower than this is not waited for
     now: Callable[[], float] = time.monotonic
     stopping: threading.Event = field(default_factory=threading.Event)
 

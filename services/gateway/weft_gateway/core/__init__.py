@@ -54,4 +54,3 @@ from weft_gateway.core.stream import (
     StreamEvent,
     runner_peer,
 )
-from weft_gateway.core.turns import TenantTurns

@@ -8,7 +8,8 @@ from starlette.responses import Response, StreamingResponse
 
 from weft.domain.batch import MAX_CHUNK_BYTES, MAX_FILE_BYTES, MAX_FILENAME, NewFile, Page, Purpose, StoredFile
 from weft.wire.multipart import FORM, FormError, Part, boundary_of, form_pieces
-from weft_gateway.errors import BadRequest, ParameterError, TooLarge, UnsupportedMediaType
+from weft.wire.upload_rate import UploadTooSlow, at_least_rate
+from weft_gateway.errors import BadRequest, BodyTimeout, ParameterError, TooLarge, UnsupportedMediaType
 from weft_gateway.openai import http_requests
 from weft_gateway.openai.http_requests import Query, json_response, listed, no_foreign_page, receiving, tenant_of
 from weft_gateway.shell.app_state import AppState
@@ -92,12 +93,15 @@ def _file(file: StoredFile) -> dict[str, Any]:
 
 
 async def body_pieces(request: Request) -> AsyncGenerator[bytes]:
-    """The body as it comes, no part of it late. Raises BodyTimeout."""
-    stream, seconds = request.stream(), http_requests.BODY_SECONDS
+    """The body as it comes, no part of it late and none slow. Raises BodyTimeout."""
+    stream, seconds = at_least_rate(request.stream()), http_requests.BODY_SECONDS
     late = f"Nothing of the file arrived for {seconds:g} s."
     while True:
-        async with receiving(seconds, late):
-            chunk = await anext(stream, None)
+        try:
+            async with receiving(seconds, late):
+                chunk = await anext(stream, None)
+        except UploadTooSlow as error:
+            raise BodyTimeout(f"The upload is too slow: {error}.", code="upload_too_slow") from error
         if chunk is None:
             return
         yield chunk

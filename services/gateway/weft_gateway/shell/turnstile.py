@@ -1,4 +1,4 @@
-"""The gateway's own work on requests, in turn between tenants (`core.turns`): a burst of one waits behind itself.
+"""The gateway's own work on requests, in turn between tenants (`weft.turnstile`): a burst of one waits behind itself.
 
 Three bottlenecks. The event loop: of what takes it a moment a few pieces begin in each of its turns. The interpreter:
 what holds it for longer runs in a thread, one piece of a tenant at a time, for the loop waits for the interpreter, too.
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from weft_gateway.core.turns import TenantTurns
+from weft import turnstile
 from weft_gateway.errors import ClientDisconnected, Overloaded
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
@@ -22,57 +22,30 @@ T = TypeVar("T")
 IsGone = Callable[[], Awaitable[bool]]
 
 
-class Turnstile:
-    """One bottleneck, `places` pieces of work at once; of a tenant at most `most` wait. One event loop owns it."""
+class Turnstile(turnstile.Turnstile):
+    """A turnstile at which at most `most` pieces of a tenant wait."""
 
     def __init__(self, places: int, most: int) -> None:
-        self._turns, self._most = TenantTurns[asyncio.Future[None]](places), most
-        self._here = 0  # pieces of work that run or wait
-        self._alone: str | None = None  # whose is the only one, which needs no turn until another one comes
+        super().__init__(places)
+        self._most = most
 
     async def enter(self, tenant: str, is_gone: IsGone | None = None) -> None:
         """Wait for a turn. One call of `leave` follows, unless this raises.
 
         `is_gone`: of a client, who is asked after a wait. Raises Overloaded, ClientDisconnected, CancelledError.
         """
-        if not self._here:
-            self._here, self._alone = 1, tenant
-            return
-        if self._turns.waiting(tenant) >= self._most:
+        if self.waiting(tenant) >= self._most:
             text = f"{self._most} requests of this namespace wait for their turn."
             raise Overloaded(text, retry_after_ms=1000)
-        self._here += 1
-        turn = asyncio.get_running_loop().create_future()
-        if self._alone is not None:
-            self._turns.enter(self._alone, turn)  # it runs: nobody is told that its turn has come
-            self._alone = None
-        if self._turns.enter(tenant, turn):
+        if (turn := self.begin(tenant)) is None:
             return
+        await self.wait(tenant, turn)
         try:
-            await turn
-            gone = is_gone is not None and await is_gone()
+            if is_gone is not None and await is_gone():
+                raise ClientDisconnected
         except BaseException:
-            if turn.cancelled():
-                self._here -= 1
-                self._turns.cancel(tenant, turn)
-            else:  # it has come
-                self.leave(tenant, 0.0)
-            raise
-        if gone:
             self.leave(tenant, 0.0)
-            raise ClientDisconnected
-
-    def leave(self, tenant: str, cost_s: float) -> None:
-        """Give the place back after `cost_s` of work."""
-        self._here -= 1
-        begun = self._turns.leave(tenant, cost_s) if self._alone is None else []
-        self._alone = None
-        while begun:
-            whose, turn = begun.pop()
-            if turn.cancelled():  # it does not know yet
-                begun += self._turns.leave(whose, 0.0)
-            else:
-                turn.set_result(None)
+            raise
 
     async def in_loop(self, tenant: str, work: Callable[[], T]) -> T:
         """Do short work; its place is free again in the loop's next turn, after what else is due in this one."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_gateway.core import TenantTurns
+from weft.domain.turns import TenantSlots, TenantTurns
 
 TENANTS = "abcde"
 PLACES = st.integers(1, 8)
@@ -133,6 +133,20 @@ def test_tenants_that_come_and_go_do_not_starve_one_that_waits(places: int) -> N
         if tenant in TENANTS:
             bench.enter(tenant)
     assert bench.done["crowded"] >= 100 // (len(TENANTS) + 1) - places
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.sampled_from(TENANTS)), max_size=100))
+def test_a_tenant_takes_a_slot_only_while_more_are_free_than_it_has(slots: int, events: list[tuple[bool, str]]) -> None:
+    shared, taken = TenantSlots(slots), Counter[str]()
+    for take, tenant in events:
+        if take:
+            assert shared.take(tenant) == (taken[tenant] < slots - taken.total())
+            taken[tenant] += taken[tenant] < slots - taken.total()
+        elif taken[tenant]:
+            shared.give(tenant)
+            taken[tenant] -= 1
+        assert taken.total() <= slots
+        assert taken[tenant] <= (slots + 1) // 2
 
 
 def test_one_tenant_has_half_of_the_places_and_the_next_one_begins_at_once() -> None:
