@@ -22,6 +22,7 @@ EVERY_SHAPE = (*SHAPES, *cpu_shapes.OTHER_FAMILIES)
 MISTRAL_KINDS = ("F32", "BF16", "F16")
 CROWDS = (  # as `weft_trouble.crowds` names them
     "idle", "slow heads", "slow bodies", "stopped readers", "flood", "small requests", "large bodies", "long prompts",
+    "scrapes", "stored conversations", "blank lines", "dripping uploads",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.postgres import needs_postgres
 from weft_stage.lines import Origin
-from weft_trouble.crowds import BODIES, BURSTS, FLOOD, IDLE, PROMPTS, SLOW_BODIES, SLOW_HEADS, SMALL
+from weft_trouble.crowds import ATTACKS, BLANKS, BODIES, BURSTS, FLOOD, IDLE, PROMPTS, SLOW_BODIES, SLOW_HEADS, SMALL
 from weft_trouble.fault_streams import Difference
 from weft_trouble.faults import Run, chosen
 from weft_trouble.soak import STACK
@@ -69,7 +69,7 @@ async def test_what_many_clients_see_may_be(tmp_path: Path) -> None:
 
 @pytest.mark.long
 async def test_others_have_their_answers_beside_crowds() -> None:
-    crowds = (IDLE, SLOW_HEADS, SLOW_BODIES, FLOOD, *BURSTS)
+    crowds = (IDLE, SLOW_HEADS, SLOW_BODIES, FLOOD, *BURSTS, *ATTACKS)
     found = await beside_crowds(crowds, 1, 0, Origin("", "", ""), print, scale=0.05)
     values = {(line.case, line.metric): line.value or 0.0 for line in found}
     assert sum(metric == "others' whole answer p99" for _, metric in values) == len(crowds)
@@ -77,4 +77,5 @@ async def test_others_have_their_answers_beside_crowds() -> None:
     assert values["5 flood", "of the crowd: status 429"] > 0
     answers = {SMALL: "400", BODIES: "400", PROMPTS: "200"}
     assert all(values[f"5 {crowd}", f"of the crowd: status {status}"] > 0 for crowd, status in answers.items())
+    assert values[f"1 {BLANKS}", "others' batch of one line"] > 0
     assert set(values) >= {("500 idle", "gateway, most resident"), ("25 slow heads", "gateway, most resident")}

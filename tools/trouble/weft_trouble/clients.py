@@ -11,6 +11,11 @@ times a second while the crowd is there.
 - *small requests*, *large bodies*, *long prompts*: a tenant without limits sends one after the other on each of its
   connections; what they ask for is longer than the context, so the gateway alone works for them. A large body has 1.3
   MB and 4,000 messages, a long prompt 0.2 MB (`/tokenize`).
+- *scrapes*: `GET /metrics` without a key, again and again. *stored conversations*: eight responses with 10,000 values
+  each that no model reads, continued by short requests. *blank lines*: batches with 20 MB of line ends; others' batch
+  of one line is timed beside them. *dripping uploads*: adapters that come by a byte a second.
+
+Others also ask for `/healthz` 20 times a second.
 
 Crowd, gateway, runner and benchmark share the cores.
 """
@@ -20,10 +25,26 @@ from dataclasses import dataclass
 
 from weft_stage.lines import Line, Origin, percentile
 from weft_stage.sse import Streamed
-from weft_trouble.crowds import BURSTS, FLOOD, IDLE, READERS, SLOW_BODIES, SLOW_HEADS
+from weft_trouble.crowds import (
+    ATTACKS,
+    BLANKS,
+    BURSTS,
+    CHATS,
+    FLOOD,
+    IDLE,
+    READERS,
+    SCRAPES,
+    SLOW_BODIES,
+    SLOW_HEADS,
+    UPLOADS,
+)
 
-COUNTS = {IDLE: 10_000, SLOW_HEADS: 500, SLOW_BODIES: 500, READERS: 200, FLOOD: 100, **dict.fromkeys(BURSTS, 100)}
+COUNTS = {
+    IDLE: 10_000, SLOW_HEADS: 500, SLOW_BODIES: 500, READERS: 200, FLOOD: 100, **dict.fromkeys(BURSTS, 100),
+    SCRAPES: 20, CHATS: 4, BLANKS: 6, UPLOADS: 33,
+}  # fmt: skip
 OF_MEMORY, OF_P99, OF_REFUSAL = "<= 300", {IDLE: 1.2, READERS: 1.2, FLOOD: 1.5}, "<= 0.1"
+PROBE_MS, GROWTH_MB, BATCH_S = "<= 50", "<= 100", "<= 2"  # beside ATTACKS and slow heads
 TOKENS = 24
 
 
@@ -35,7 +56,10 @@ class Found:
     count: int
     alone: Sequence[Streamed]
     beside: Sequence[Streamed]
+    probes_s: tuple[Sequence[float], Sequence[float]]  # times of /healthz, without and beside it
+    resident_mb: float  # before it
     most_resident_mb: float
+    batch_s: float  # of others' batch of one line; 0: not measured
     cut_off_s: float  # until the gateway had closed the last of them; 0: it does not
     seen: Mapping[str, int]
     gateway_cpu_s: tuple[float, float]  # without and beside it
@@ -50,7 +74,15 @@ def lines(origin: Origin, found: Found) -> Iterator[Line]:
             most = OF_P99.get(found.crowd, 0.0) * alone if percent == 99 else 0.0
             target = f"<= {most:.1f}" if most else None
             yield origin.line(case, f"others' {metric} p{percent}", beside, "ms", baseline=alone, target=target)
+    attack = found.crowd in (*ATTACKS, SLOW_HEADS)
+    probe_alone_ms, probe_ms = (1e3 * percentile(seconds, 99) for seconds in found.probes_s)
+    target = PROBE_MS if attack else None
+    yield origin.line(case, "others' /healthz p99", probe_ms, "ms", baseline=probe_alone_ms, target=target)
     yield origin.line(case, "gateway, most resident", found.most_resident_mb, "MB", target=OF_MEMORY)
+    growth_mb = found.most_resident_mb - found.resident_mb
+    yield origin.line(case, "gateway, grown by", growth_mb, "MB", target=GROWTH_MB if attack else None)
+    if found.batch_s:
+        yield origin.line(case, "others' batch of one line", found.batch_s, "s", target=BATCH_S)
     if found.cut_off_s:
         yield origin.line(case, "cut off after", found.cut_off_s, "s")
     if refusals := found.seen.get("status 429", 0):

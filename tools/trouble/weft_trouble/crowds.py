@@ -18,12 +18,17 @@ from weft_stage.sse import WORDS
 
 IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD = "idle", "slow heads", "slow bodies", "stopped readers", "flood"
 SMALL, BODIES, PROMPTS = BURSTS = "small requests", "large bodies", "long prompts"
-KINDS = (IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD, *BURSTS)
+SCRAPES, CHATS, BLANKS, UPLOADS = ATTACKS = "scrapes", "stored conversations", "blank lines", "dripping uploads"
+KINDS = (IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD, *BURSTS, *ATTACKS)
 MODEL = "weft-quickstart"
 AT_ONCE = 100  # connections that are being made
 DRIP_S, FLOOD_S = 1.0, 0.2  # between two bytes; between two requests of a client that floods
 SMALL_WINDOW, SMALL_SEGMENT = 4096, 536  # bytes: of an answer that is not read, the kernel keeps little
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
+STORED_RESPONSES, STORED_VALUES = 8, 10_000  # of a conversation; of each response: short texts that no model reads
+BLANK_BYTES = 20 << 20
+UPLOAD_BYTES = 1 << 30  # that never come
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -34,8 +39,19 @@ def _request(max_tokens: int, key: str, **fields: object) -> bytes:
 
 def _posted(path: str, key: str, fields: Mapping[str, object]) -> bytes:
     content = json.dumps({"model": MODEL, **fields}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {key}"
-    return f"{head}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+    return _head("POST", path, key, "application/json", len(content)) + content
+
+
+def _head(method: str, path: str, key: str, content_type: str, n_bytes: int) -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {content_type}\r\nauthorization: Bearer {key}"
+    return f"{head}\r\ncontent-length: {n_bytes}\r\n\r\n".encode()
+
+
+def form_of(fields: Mapping[str, str], filename: str, content: bytes) -> bytes:
+    """Return a form with these fields and a file, whose boundary is `b`."""
+    parts = [f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in fields.items()]
+    parts.append(f'--b\r\ncontent-disposition: form-data; name="file"; filename="{filename}"\r\n\r\n')
+    return "".join(parts).encode() + content + b"\r\n--b--\r\n"
 
 
 def _of_burst(kind: str, key: str) -> bytes:
@@ -57,9 +73,12 @@ class Crowd:
         self._opening = asyncio.Semaphore(AT_ONCE)
         self._act: Callable[[Ends, asyncio.Event], Awaitable[None]] = {
             IDLE: self._idle, SLOW_HEADS: self._slow_head, SLOW_BODIES: self._slow_body, READERS: self._reader,
-            FLOOD: self._flood, **dict.fromkeys(BURSTS, self._flood),
+            FLOOD: self._flood, **dict.fromkeys(BURSTS, self._flood), SCRAPES: self._flood, CHATS: self._chat,
+            BLANKS: self._blank, UPLOADS: self._upload,
         }[kind]  # fmt: skip
         self._sent, self._pause_s = (_of_burst(kind, key), 0.0) if kind in BURSTS else (_request(64, key), FLOOD_S)
+        if kind == SCRAPES:
+            self._sent, self._pause_s = METRICS, 0.0
         self._small = kind == READERS
         self.seen = Counter[str]()
 
@@ -124,12 +143,47 @@ class Crowd:
         """A request and the next one, whatever is answered."""
         there.set()
         while True:
-            ends[1].write(self._sent)
-            head = await ends[0].readuntil(b"\r\n\r\n")
-            self.seen[f"status {head[9:12].decode(errors='replace')}"] += 1
-            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            await ends[0].readexactly(int(length.partition(b":")[2]))
+            await self._answer(ends, self._sent)
             await asyncio.sleep(self._pause_s)
+
+    async def _answer(self, ends: Ends, sent: bytes) -> bytes:
+        """Send a request, count the status of its answer, and return the answer's body."""
+        ends[1].write(sent)
+        head = await ends[0].readuntil(b"\r\n\r\n")
+        self.seen[f"status {head[9:12].decode(errors='replace')}"] += 1
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        return await ends[0].readexactly(int(length.partition(b":")[2]))
+
+    async def _chat(self, ends: Ends, there: asyncio.Event) -> None:
+        """Store a long conversation, then continue it with a short request, again and again."""
+        texts = [{"type": "summary_text", "text": "x"}] * (STORED_VALUES // 5)
+        items = [*({"type": "reasoning", "summary": texts} for _ in range(5)), {"role": "user", "content": "a"}]
+        fields: dict[str, object] = {"max_output_tokens": 1}
+        for _ in range(STORED_RESPONSES):
+            body = await self._answer(ends, _posted("/v1/responses", self._key, {**fields, "input": items}))
+            if stored := json.loads(body).get("id"):
+                fields["previous_response_id"] = stored
+        there.set()
+        while True:
+            await self._answer(ends, _posted("/v1/responses", self._key, {**fields, "input": "a"}))
+
+    async def _blank(self, ends: Ends, there: asyncio.Event) -> None:
+        """Start batches whose input is line ends alone."""
+        form = form_of({"purpose": "batch"}, "lines.jsonl", b"\n" * BLANK_BYTES)
+        upload = _head("POST", "/v1/files", self._key, "multipart/form-data; boundary=b", len(form)) + form
+        while True:
+            file_id = json.loads(await self._answer(ends, upload)).get("id", "")
+            order = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+            content = json.dumps(order).encode()
+            head = _head("POST", "/v1/batches", self._key, "application/json", len(content))
+            await self._answer(ends, head + content)
+            there.set()
+
+    async def _upload(self, ends: Ends, there: asyncio.Event) -> None:
+        """Send an adapter that does not come to an end."""
+        head = _head("PUT", "/v1/adapters", self._key, "multipart/form-data; boundary=b", UPLOAD_BYTES)
+        begin = form_of({}, "adapter_model.safetensors", b"").removesuffix(b"\r\n--b--\r\n")
+        await self._drip(ends, there, head + begin, b"x")
 
 
 async def _main(kind: str, count: int, address: str, key: str) -> None:
