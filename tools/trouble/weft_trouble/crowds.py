@@ -23,7 +23,7 @@ MODEL = "weft-quickstart"
 AT_ONCE = 100  # connections that are being made
 DRIP_S, FLOOD_S = 1.0, 0.2  # between two bytes; between two requests of a client that floods
 SMALL_WINDOW, SMALL_SEGMENT = 4096, 536  # bytes: of an answer that is not read, the kernel keeps little
-HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -34,7 +34,7 @@ def _request(max_tokens: int, key: str, **fields: object) -> bytes:
 
 def _posted(path: str, key: str, fields: Mapping[str, object]) -> bytes:
     content = json.dumps({"model": MODEL, **fields}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {key}"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nauthorization: Bearer {key}"
     return f"{head}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
 
