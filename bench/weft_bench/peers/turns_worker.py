@@ -412,14 +412,14 @@ async def _ask(ends: Any, sent: bytes, status: int = 200, count: int = 1) -> Non
 
 
 def _get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
 
 
 def _post(key: str) -> bytes:
     body = {"model": MODEL, "prompt": "the red fox jumps over seven lazy dogs", "max_tokens": ANSWER_TOKENS}
     content = json.dumps({**body, "stream": True, "temperature": 0, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {key}"
-    return f"{head}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}authorization: Bearer {key}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
 
 def _depot(model: Path, scratch: Path) -> tuple[str, str]:

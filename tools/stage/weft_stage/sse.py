@@ -112,9 +112,8 @@ async def _ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any], key: str = ""
 ) -> Streamed:
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}"
     head += f"\r\nAuthorization: Bearer {key}" if key else ""
     start = time.perf_counter()
     writer.write(head.encode() + b"\r\n\r\n" + content)

@@ -24,8 +24,8 @@ MODEL = "weft-quickstart"
 AT_ONCE = 100  # connections that are being made
 DRIP_S, FLOOD_S = 1.0, 0.2  # between two bytes; between two requests of a client that floods
 SMALL_WINDOW, SMALL_SEGMENT = 4096, 536  # bytes: of an answer that is not read, the kernel keeps little
-HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
-METRICS = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
 STORED_RESPONSES, STORED_VALUES = 8, 10_000  # of a conversation; of each response: short texts that no model reads
 BLANK_BYTES = 20 << 20
 UPLOAD_BYTES = 1 << 30  # that never come
@@ -43,7 +43,7 @@ def _posted(path: str, key: str, fields: Mapping[str, object]) -> bytes:
 
 
 def _head(method: str, path: str, key: str, content_type: str, n_bytes: int) -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {content_type}\r\nauthorization: Bearer {key}"
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {content_type}\r\nauthorization: Bearer {key}"
     return f"{head}\r\ncontent-length: {n_bytes}\r\n\r\n".encode()
 
 
