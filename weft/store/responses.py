@@ -8,13 +8,12 @@ from typing import Any
 from sqlalchemy import delete, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from weft.domain.batch import KeptResponse
+from weft.domain.batch import MAX_CONVERSATION_BYTES, KeptResponse, no_response
 from weft.store.errors import Absent, Conflict
 from weft.store.models import ResponseRow
 from weft.store.transactions import transact
 
 MAX_DEPTH = 1_000  # responses of one conversation
-MAX_CONVERSATION_BYTES = 32 << 20
 
 
 async def keep(engine: AsyncEngine, new: KeptResponse, *, now_unix_ms: int, expires_unix_ms: int, most: int) -> None:
@@ -110,7 +109,7 @@ async def forget(engine: AsyncEngine, *, now_unix_ms: int) -> int:
 
 
 def absent(response_id: str) -> Absent:
-    return Absent(f"there is no response {response_id}: it was not kept, was deleted or has expired")
+    return Absent(no_response(response_id))
 
 
 def _named(namespace: str, response_id: str) -> tuple[Any, Any]:
