@@ -234,6 +234,12 @@ async def test_without_a_batch_service_nothing_is_kept(world: World) -> None:
         await world.client().responses.create(model="tiny", input="hello", previous_response_id=whole.id)
 
 
+async def test_where_storing_is_switched_off_nothing_is_kept(parts: World, tmp_path: Path) -> None:
+    async with batched(parts, tmp_path, store_responses=False) as made:
+        whole = await made.world.client().responses.create(model="tiny", input="hello", store=True)
+        assert (whole.model_dump()["store"], made.batch.responses) == (False, {})
+
+
 async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = parts.scheduler.autopilot = False
     async with serving(parts, parts.settings(tmp_path)) as world:

@@ -236,7 +236,7 @@ def _response_format(form: Any) -> Any:
 async def _continued(state: AppState, caller: Principal, pool: PoolRoute, request: ResponsesChat) -> ResponsesChat:
     """Add the responses that it names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
     params = request.asked
-    keep = state.batch.configured and params.store is not False
+    keep = state.batch.configured and state.settings.store_responses and params.store is not False
     earlier = await _conversation(state, caller, params) if params.previous_response_id else ()
     named = await _named(state, caller, request, sum(map(len, earlier)))
     if not earlier and not named:
