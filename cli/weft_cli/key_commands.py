@@ -22,7 +22,7 @@ def key_create(
     scope: Annotated[
         str,
         typer.Option(
-            help="inference; read-only (lists, files, metrics); metrics; platform (metrics of every namespace)."
+            help="inference; read-only (lists, metrics; no prompts); metrics; platform (metrics of every namespace)."
         ),
     ] = "inference",
     models: Annotated[

@@ -223,6 +223,7 @@ class FakeBatch(BatchServicer):
         self.responses: dict[tuple[str, str], Any] = {}
         self.asked: list[Any] = []  # but for uploads
         self.job = batch_pb2.BatchJob()
+        self.job_owner: str | None = None  # None: of whoever asks
         self.refuses: tuple[grpc.StatusCode, str] | None = None
         self.uploading, self.broken_uploads = asyncio.Event(), 0
         self.outbox: SendQueue[batch_pb2.BatchToGateway] = SendQueue()
@@ -293,12 +294,28 @@ class FakeBatch(BatchServicer):
     async def CreateBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._refusal(context)
         self.asked.append(request)
+        if request.input_file_id in self.files:
+            await self._named(
+                batch_pb2.FileRequest(namespace=request.namespace, file_id=request.input_file_id), context
+            )
         return self.job
 
-    GetBatch = CancelBatch = CreateBatch  # type: ignore[assignment]
+    async def GetBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not self._owns_job(request):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch with the id {request.batch_id!r}")
+        await self._refusal(context)
+        self.asked.append(request)
+        return self.job
+
+    CancelBatch = GetBatch  # type: ignore[assignment]
 
     async def ListBatches(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return batch_pb2.BatchList(batches=[await self.CreateBatch(request, context)], has_more=False)
+        await self._refusal(context)
+        self.asked.append(request)
+        return batch_pb2.BatchList(batches=[self.job] if self._owns_job(request) else [], has_more=False)
+
+    def _owns_job(self, request: Any) -> bool:
+        return self.job_owner in (None, request.namespace)
 
     async def Lines(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.outbox = SendQueue()

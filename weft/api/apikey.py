@@ -70,13 +70,13 @@ class APIKeySpec(ApiModel):
     )
 
     scope: Literal["Inference", "ReadOnly", "Metrics"] = "Inference"
-    """The scope of the key: Inference is everything in its namespace, ReadOnly is lists, files and metrics, Metrics is
-    the namespace's metrics. Keys of the whole platform are made with `weft key create`."""
+    """The scope of the key: Inference is everything in its namespace, ReadOnly is lists and metrics without any prompt
+    or answer, Metrics is the namespace's metrics. Keys of the whole platform are made with `weft key create`."""
     models: Annotated[
         tuple[Annotated[str, Field(pattern=MODEL_PATTERN, min_length=1, max_length=253)], ...], Field(max_length=64)
     ] = ()
     """The models that the key may name, or patterns of them with `*` and `?`. Without any it may name every model that
-    its namespace may; a key for some models makes no batches."""
+    its namespace may; a key for some models has no files and batches, and of stored responses those that it made."""
     expires_at: Annotated[Timestamp, Field(json_schema_extra={"maxLength": 64})] | None = None
     """The time from which the key is refused, by the gateway's clock. Without it and expiresAfter it is never."""
     expires_after: DurationText | None = None

@@ -31,6 +31,7 @@ MAX_BATCH_ERRORS = 50  # that a failed batch lists
 MAX_FILE_BYTES = 200 << 20  # of an uploaded file, as at OpenAI: the gateway and the batch service refuse a larger one
 MAX_CHUNK_BYTES = 1 << 20  # of a file, in one message
 MAX_BODY_BYTES = 48 << 20  # of a request or an answer: beneath gRPC's 64 MiB
+MAX_CONVERSATION_BYTES = 4 << 20  # of a stored response with its input, and of all that one request continues
 MAX_FILENAME = 1_000
 MAX_LINES_AT_ONCE = 1 << 16
 MAX_PAGE_ENTRIES = 10_000  # OpenAI's for files
@@ -172,7 +173,12 @@ class KeptResponse:
     response_id: ResponseId
     previous_id: Annotated[str, Bound(MAX_NAME_CHARS, what="a response's id")]
     # The gateway's own: what was asked, what was answered.
-    body: Annotated[bytes, Bound(8 << 20, what="a response's length")]
+    body: Annotated[bytes, Bound(MAX_CONVERSATION_BYTES, what="a response's length")]
+
+
+def no_response(response_id: str) -> str:
+    """Return the refusal of a response that its caller may not read, or that is not stored: one text for both."""
+    return f"there is no response {response_id}: it was not kept, was deleted or has expired"
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,7 @@ class KeyScope(Enum):
     """The scope of an API key."""
 
     INFERENCE = "inference"  # everything in its namespace
-    READ_ONLY = "read-only"  # lists, files, metrics
+    READ_ONLY = "read-only"  # lists of models, files and batches, metrics; no prompt and no answer
     METRICS = "metrics"  # metrics and status of its namespace
     PLATFORM = "platform"  # lists of models, metrics and status of every namespace; adapters of a local stack
 

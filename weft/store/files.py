@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from weft.domain.batch import ENDED, NewFile, Page, Purpose, StoredFile
 from weft.store import fencing_terms
 from weft.store.errors import Absent, Conflict, OverQuota
-from weft.store.models import BatchRow, FileRow
+from weft.store.models import BatchRow, FileRow, ResponseRow
 from weft.store.transactions import transact
 
 ROLE = "batch"  # whose term is held by what changes files and batches
@@ -21,14 +21,14 @@ WRITING, READY, DELETING = "writing", "ready", "deleting"
 
 
 async def begin(engine: AsyncEngine, term: int, new: NewFile, file_id: str, *, now_unix_ms: int, max_files: int) -> int:
-    """Note a file that will be written. Returns the bytes that its tenant has stored.
+    """Note a file that will be written. Returns the bytes that its tenant has stored, responses included.
 
     Raises OverQuota, Superseded, StoreUnavailable.
     """
 
     async def write(connection: AsyncConnection) -> int:
         await fencing_terms.hold(connection, ROLE, term)
-        files, stored = await _used(connection, new.namespace)
+        files, stored = await used(connection, new.namespace)
         if new.purpose is Purpose.BATCH and files >= max_files:
             raise OverQuota(f"{files} files are stored, the quota is {max_files}; delete some")
         await connection.execute(
@@ -48,13 +48,13 @@ async def begin(engine: AsyncEngine, term: int, new: NewFile, file_id: str, *, n
 
 
 async def complete(engine: AsyncEngine, term: int, file_id: str, size: int, *, max_bytes: int) -> StoredFile:
-    """Note that a file's bytes are in storage. Raises OverQuota (the tenant's files would be more than `max_bytes`),
+    """Note that a file's bytes are in storage. Raises OverQuota (the tenant would have more than `max_bytes`),
     Conflict (it was taken for abandoned), Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> StoredFile:
         await fencing_terms.hold(connection, ROLE, term)
         namespace = select(FileRow.namespace).where(FileRow.file_id == file_id)
-        _, stored = await _used(connection, (await connection.execute(namespace)).scalar_one_or_none() or "")
+        _, stored = await used(connection, (await connection.execute(namespace)).scalar_one_or_none() or "")
         if stored + size > max_bytes:
             raise over_bytes(stored + size, max_bytes)
         return await make_ready(connection, file_id, size)
@@ -63,7 +63,8 @@ async def complete(engine: AsyncEngine, term: int, file_id: str, size: int, *, m
 
 
 def over_bytes(stored: int, max_bytes: int) -> OverQuota:
-    return OverQuota(f"the files would have {stored} bytes in all, the quota is {max_bytes}; delete some")
+    text = f"files and stored responses would have {stored} bytes in all, the quota is {max_bytes}; delete some"
+    return OverQuota(text)
 
 
 async def make_ready(connection: AsyncConnection, file_id: str, size: int) -> StoredFile:
@@ -185,13 +186,17 @@ def _is(namespace: str, file_id: str) -> tuple[ColumnElement[bool], ...]:
     return FileRow.file_id == file_id, FileRow.namespace == namespace, FileRow.state == READY
 
 
-async def _used(connection: AsyncConnection, namespace: str) -> tuple[int, int]:
-    """Sum (files, bytes) of a tenant's uploads and outputs. A file that is deleted or broken off does not count."""
+async def used(connection: AsyncConnection, namespace: str) -> tuple[int, int]:
+    """Count a tenant's files, and sum the bytes of files and stored responses, within a transaction.
+
+    A file that is deleted or broken off does not count.
+    """
     query = select(func.count(), func.coalesce(func.sum(FileRow.bytes), 0))
     files, stored = (
         await connection.execute(query.where(FileRow.namespace == namespace, FileRow.state != DELETING))
     ).one()
-    return int(files), int(stored)
+    of_responses = select(func.coalesce(func.sum(ResponseRow.body_bytes), 0)).where(ResponseRow.namespace == namespace)
+    return int(files), int(stored) + int((await connection.execute(of_responses)).scalar_one())
 
 
 _SHOWN = (FileRow.file_id, FileRow.filename, FileRow.purpose, FileRow.bytes, FileRow.created_unix_ms)

@@ -182,7 +182,7 @@ class ResponseRow(Base):
     """A response of `/v1/responses` with what was asked (JSON of the gateway), until it expires."""
 
     __tablename__ = "responses"
-    __table_args__ = (Index(None, "namespace", "created_unix_ms"), Index(None, "expires_unix_ms"))
+    __table_args__ = (Index(None, "namespace", "created_unix_ms", "body_bytes"), Index(None, "expires_unix_ms"))
 
     response_id: Mapped[str] = mapped_column(String(160), primary_key=True)
     namespace: Mapped[str] = mapped_column(String(320))

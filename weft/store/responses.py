@@ -8,17 +8,22 @@ from typing import Any
 from sqlalchemy import delete, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from weft.domain.batch import KeptResponse
+from weft.domain.batch import MAX_CONVERSATION_BYTES, KeptResponse, no_response
+from weft.store import files
 from weft.store.errors import Absent, Conflict
 from weft.store.models import ResponseRow
 from weft.store.transactions import transact
 
 MAX_DEPTH = 1_000  # responses of one conversation
-MAX_CONVERSATION_BYTES = 32 << 20
 
 
-async def keep(engine: AsyncEngine, new: KeptResponse, *, now_unix_ms: int, expires_unix_ms: int, most: int) -> None:
-    """Keep a response until it expires; of a namespace the newest `most` are kept. Raises StoreUnavailable."""
+async def keep(
+    engine: AsyncEngine, new: KeptResponse, *, now_unix_ms: int, expires_unix_ms: int, most: int, max_bytes: int
+) -> None:
+    """Keep a response until it expires; of a namespace the newest `most` are kept.
+
+    Raises OverQuota (the tenant would have more than `max_bytes` with its files), StoreUnavailable.
+    """
     row = {
         "response_id": new.response_id,
         "namespace": new.namespace,
@@ -32,6 +37,9 @@ async def keep(engine: AsyncEngine, new: KeptResponse, *, now_unix_ms: int, expi
     newest = select(ResponseRow.created_unix_ms).where(of_tenant).order_by(ResponseRow.created_unix_ms.desc())
 
     async def write(connection: AsyncConnection) -> None:
+        _, stored = await files.used(connection, new.namespace)
+        if stored + len(new.body) > max_bytes:
+            raise files.over_bytes(stored + len(new.body), max_bytes)
         await connection.execute(insert(ResponseRow).values(row))
         oldest = (await connection.execute(newest.offset(most).limit(1))).scalar_one_or_none()
         if oldest is not None:
@@ -110,7 +118,7 @@ async def forget(engine: AsyncEngine, *, now_unix_ms: int) -> int:
 
 
 def absent(response_id: str) -> Absent:
-    return Absent(f"there is no response {response_id}: it was not kept, was deleted or has expired")
+    return Absent(no_response(response_id))
 
 
 def _named(namespace: str, response_id: str) -> tuple[Any, Any]:

@@ -127,8 +127,9 @@ class BatchCalls(BatchServicer):
         limits, now = self._server.limits, now_unix_ms()
         new, expires = codec.RESPONSE.decode(request), now + 3_600_000 * limits.response_hours
         await responses.keep(
-            self._server.engine, new, now_unix_ms=now, expires_unix_ms=expires, most=limits.tenant_responses
-        )
+            self._server.engine, new, now_unix_ms=now, expires_unix_ms=expires, most=limits.tenant_responses,
+            max_bytes=limits.tenant_bytes,
+        )  # fmt: skip
         return pb.KeepResponseAnswer()
 
     @_answered

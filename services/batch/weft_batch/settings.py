@@ -47,4 +47,6 @@ class BatchSettings(ProcessSettings):
     s3_pod_identity: bool = Field(
         False, description="without keys, use the pod's identity, or what the environment has for AWS's clients"
     )
-    tenant_bytes: int = Field(10 << 30, ge=1, description="most bytes of all files of a tenant, outputs included")
+    tenant_bytes: int = Field(
+        10 << 30, ge=1, description="most bytes of all files of a tenant, outputs included, and its stored responses"
+    )

@@ -34,7 +34,7 @@ class TenantQuotas:
     max_lines: int = 50_000  # of a batch, as at OpenAI
     max_line_bytes: int = 1 << 20  # a line is read whole; a text of this size is more than most contexts
     max_file_bytes: int = MAX_FILE_BYTES
-    tenant_bytes: int = 10 << 30  # of all files, outputs included
+    tenant_bytes: int = 10 << 30  # of all files, outputs included, and stored responses
     tenant_files: int = 1_000  # outputs included: what a list of them, and a sweep, goes through
     tenant_batches: int = 64  # that have not ended: more would wait for each other
     tenant_responses: int = 10_000  # the newest: no client that forgets to delete fills the store

@@ -45,6 +45,9 @@ class GatewaySettings(ProcessSettings):
     batch: Annotated[str, AfterValidator(_batch)] = Field(
         "", description="the batch service's gRPC address; unset: /v1/files and /v1/batches answer 501"
     )
+    store_responses: CliImplicitFlag[bool] = Field(
+        True, description="keep responses of /v1/responses, prompts and answers in clear, where there is --batch"
+    )
     objects: Path | None = Field(
         None, description="the socket of `weft up`'s controller; unset: /v1/load_lora_adapter answers 501"
     )

@@ -206,6 +206,8 @@ async def test_quotas_refuse_by_name(store, storage) -> None:
         first = await client.upload(input_file(1) + b"\n" * 800)
         with refused(EXHAUSTED, "the quota is 1500"):
             await client.upload(b"x" * 900)
+        with refused(EXHAUSTED, "the quota is 1500"):
+            await world.stub.KeepResponse(codec.pb.KeepResponseRequest(namespace="a", response_id="r", body=b"x" * 900))
         await client.create(first.file_id)
         with refused(EXHAUSTED, "1 batches have not ended, the quota is 1"):
             await client.create(first.file_id)

@@ -62,6 +62,10 @@ def test_settings_become_flags(rendered: Rendered, tmp_path: Path) -> None:
     settings = settings_of(rendered["postgres"], "gateway", tmp_path)
     assert isinstance(settings, GatewaySettings)
     assert (settings.hold_seconds, settings.max_in_flight, settings.max_body_bytes) == (60, 4000, 8 << 20)
+    assert settings.store_responses
+    minimal = settings_of(rendered["minimal"], "gateway", tmp_path)
+    assert isinstance(minimal, GatewaySettings)
+    assert not minimal.store_responses
     assert settings.cors_origins == ["https://app.example.com", "http://localhost:3000"]
 
 

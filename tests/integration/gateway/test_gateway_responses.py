@@ -2,13 +2,21 @@
 
 import asyncio
 import json
+import threading
+from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import openai
+import orjson
 import pytest
 from openai.types.responses import ResponseInputMessageItem
+
+from weft.domain.batch import MAX_CONVERSATION_BYTES
+from weft_gateway.openai import MAX_STORED_VALUES, MAX_VALUES
+from weft_gateway.shell import THREAD_BYTES
 
 from .conftest import World, serving, soon
 from .test_gateway_batches import batched
@@ -16,6 +24,8 @@ from .test_gateway_bounds import wide_context
 from .test_gateway_refusals import refused
 from .test_gateway_tools import CALL, WEATHER
 
+DEEP: Any = reduce(lambda inner, _: {"inner": inner}, range(300), {})  # orjson writes 254 levels, and reads 1,024
+USER = {"role": "user", "content": "hello"}
 TOOL: Any = {"type": "function", "strict": False, **WEATHER["function"]}
 
 
@@ -137,11 +147,97 @@ async def test_an_answer_that_cannot_be_kept_is_given_and_says_so(parts: World, 
         assert (final.output_text, final.model_dump()["store"]) == (whole.output_text, False)
 
 
+async def test_an_answer_of_more_bytes_than_a_conversation_may_have_is_given_and_not_kept(
+    parts: World, tmp_path: Path
+) -> None:
+    wide_context(parts)
+    async with batched(parts, tmp_path, max_body_bytes=2 * MAX_CONVERSATION_BYTES) as made:
+        reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * MAX_CONVERSATION_BYTES}]}
+        asked: Any = [reasoning, {"role": "user", "content": "hello"}]
+        whole = await made.world.client().responses.create(model="tiny", input=asked)
+        assert (whole.status, whole.model_dump()["store"], made.batch.responses) == ("completed", False, {})
+
+
+async def test_what_is_stored_is_read_and_written_beside_the_loop(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide_context(parts)
+    in_loop = list[str]()
+
+    def noted(work: Any) -> Any:
+        def call(value: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() and "the stored text" in str(value):
+                in_loop.append(work.__name__)
+            return work(value)
+
+        return call
+
+    json_module = SimpleNamespace(loads=noted(orjson.loads), dumps=noted(orjson.dumps))
+    async with batched(parts, tmp_path) as made:
+        monkeypatch.setattr("weft_gateway.openai.responses.orjson", json_module)
+        client = made.world.client()
+        long = "the stored text " * (THREAD_BYTES // 10)
+        first = await client.responses.create(model="tiny", input=long)
+        reference: Any = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "and"}]
+        await client.responses.create(model="tiny", input=reference, previous_response_id=first.id)
+        await client.responses.retrieve(first.id)
+        assert len((await client.responses.input_items.list(first.id)).data) == 1
+    assert in_loop == []
+
+
+async def test_a_conversation_that_is_too_long_is_refused_before_it_is_parsed(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with batched(parts, tmp_path) as made:
+        client, batch = made.world.client(), made.batch
+        first = await client.responses.create(model="tiny", input="hello")
+        second = await client.responses.create(model="tiny", input="again", previous_response_id=first.id)
+        key, kept = ("", first.id), batch.responses["", first.id].body
+
+        async def refusal(status: int = 400, **changes: Any) -> Any:
+            wanted = {"model": "tiny", "input": "and", "previous_response_id": second.id} | changes
+            async with made.world.http() as http:
+                for path in ("/v1/responses", "/v1/responses/input_tokens"):
+                    answer = await http.post(path, json=wanted)
+                    assert answer.status_code == status, answer.text
+            return answer.json().get("error")
+
+        def store(text: str) -> None:
+            message = {"role": "user", "content": text}
+            body = orjson.dumps({**orjson.loads(kept), "input": [message]})
+            batch.responses[key].body = body + b" not JSON"  # it is not parsed: what is newer is too long already
+
+        newer = batch.responses["", second.id]
+        tokenizer = made.world.gateway.tokenizers.get(made.world.base_digest)
+        assert tokenizer
+        text = "x" * (tokenizer.max_chars(512) + 1)
+        newer.body = orjson.dumps({**orjson.loads(newer.body), "input": [{"role": "user", "content": text}]})
+        store("hello")
+        error = await refusal()
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "previous_response_id")
+        assert error["message"].startswith("This model's maximum context length is 512 tokens. However, ")
+        newer.body = b"[{}," * (MAX_STORED_VALUES // 3 + 1)  # no JSON either
+        assert "JSON values" in (await refusal())["message"]
+        reference = [{"type": "item_reference", "id": second.output[0].id}]
+        assert "JSON values" in (await refusal(previous_response_id=None, input=reference))["message"]
+        newer.body = b" " * (MAX_CONVERSATION_BYTES + 1)
+        assert "bytes" in (await refusal(previous_response_id=None, input=reference))["message"]
+        batch.refuses = grpc.StatusCode.FAILED_PRECONDITION, "the conversation is too long"
+        error = await refusal()
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "previous_response_id")
+
+
 async def test_without_a_batch_service_nothing_is_kept(world: World) -> None:
     whole = await world.client().responses.create(model="tiny", input="hello", store=True)
     assert whole.model_dump()["store"] is False
     with pytest.raises(openai.APIStatusError, match="no batch service"):
         await world.client().responses.create(model="tiny", input="hello", previous_response_id=whole.id)
+
+
+async def test_where_storing_is_switched_off_nothing_is_kept(parts: World, tmp_path: Path) -> None:
+    async with batched(parts, tmp_path, store_responses=False) as made:
+        whole = await made.world.client().responses.create(model="tiny", input="hello", store=True)
+        assert (whole.model_dump()["store"], made.batch.responses) == (False, {})
 
 
 async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path: Path) -> None:
@@ -176,6 +272,18 @@ BAD = [
     ({"truncation": "auto"}, "truncation"),
     ({"max_output_tokens": 512}, "max_output_tokens"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"metadata": {"k" * 65: ""}}, "metadata"),
+    ({"metadata": {"k": "v" * 513}}, "metadata"),
+    ({"metadata": {"k": 1}}, "metadata"),
+    ({"metadata": {"k": DEEP}}, "metadata"),
+    ({"input": [{"type": "reasoning", "content": DEEP}, USER]}, "input"),
+    ({"input": [{"type": "reasoning", "content": [[]] * MAX_VALUES}, USER], "stream": True}, "input"),
+    ({"input": [{**USER, "unknown": DEEP}]}, "input"),
+    ({"input": [{"type": "function_call_output", "call_id": "1", "output": "", "unknown": DEEP}, USER]}, "input"),
+    ({"tool_choice": {"type": "function", "name": "weather", "unknown": DEEP}, "tools": [TOOL]}, "tool_choice"),
+    ({"tools": [{**TOOL, "parameters": DEEP}]}, "tools"),
+    ({"text": {"format": {"type": "text", "unknown": DEEP}}}, "text.format"),
 ]
 
 

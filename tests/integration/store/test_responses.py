@@ -1,15 +1,16 @@
 import pytest
+from sqlalchemy import text
 
-from weft.domain.batch import KeptResponse
-from weft.store import responses
-from weft.store.errors import Absent, Conflict
+from weft.domain.batch import KeptResponse, NewFile, Purpose
+from weft.store import fencing_terms, files, responses
+from weft.store.errors import Absent, Conflict, OverQuota
 
 HOUR = 3_600_000
 
 
-async def keep(engine, name, previous="", *, at=0, namespace="a", hours=1, most=100):
-    new = KeptResponse(namespace, name, previous, name.encode())
-    await responses.keep(engine, new, now_unix_ms=at, expires_unix_ms=at + hours * HOUR, most=most)
+async def keep(engine, name, previous="", *, at=0, namespace="a", most=100, max_bytes=1000, body=b""):
+    new = KeptResponse(namespace, name, previous, body or name.encode())
+    await responses.keep(engine, new, now_unix_ms=at, expires_unix_ms=at + HOUR, most=most, max_bytes=max_bytes)
 
 
 async def chain(engine, name, *, at=1, namespace="a"):
@@ -54,6 +55,31 @@ async def test_a_response_ends_with_its_time_and_the_oldest_with_their_number(en
     with pytest.raises(Absent):
         await responses.find(engine, "a", "n0", now_unix_ms=HOUR + 5)
     assert await chain(engine, "theirs", namespace="b", at=HOUR) == "theirs"
+
+
+async def test_responses_and_files_of_a_tenant_share_its_bytes(engine):
+    term = await fencing_terms.take(engine, "batch")
+    new = NewFile("a", "f", Purpose.BATCH)
+    await files.begin(engine, term, new, "file-1", now_unix_ms=0, max_files=9)
+    await files.complete(engine, term, "file-1", 60, max_bytes=100)
+    await keep(engine, "theirs", namespace="b", body=b"x" * 90, max_bytes=100)
+    await keep(engine, "r1", body=b"x" * 40, max_bytes=100)
+    with pytest.raises(OverQuota, match="101 bytes in all, the quota is 100"):
+        await keep(engine, "r2", body=b"x", max_bytes=100)
+    with pytest.raises(Absent):
+        await responses.find(engine, "a", "r2", now_unix_ms=1)
+    assert await files.begin(engine, term, new, "file-2", now_unix_ms=0, max_files=9) == 100
+    with pytest.raises(OverQuota, match="101 bytes in all"):
+        await files.complete(engine, term, "file-2", 1, max_bytes=100)
+    await responses.remove(engine, "a", "r1")
+    await files.complete(engine, term, "file-2", 1, max_bytes=100)
+
+
+async def test_the_bytes_of_responses_are_summed_without_their_bodies(engine):
+    async with engine.connect() as connection:
+        if connection.dialect.name == "sqlite":  # a row's columns behind a body are reached over all of its pages
+            query = "EXPLAIN QUERY PLAN SELECT sum(body_bytes) FROM responses WHERE namespace = 'a'"
+            assert "USING COVERING INDEX" in str((await connection.execute(text(query))).all())
 
 
 async def test_a_conversation_that_is_too_long_is_named(engine, monkeypatch):

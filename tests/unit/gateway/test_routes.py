@@ -206,14 +206,16 @@ def test_an_expired_key_is_refused() -> None:
         keyed(expires_unix_ms=now_ms - 1)
 
 
-def test_a_key_for_some_models_finds_no_others_and_makes_no_batches() -> None:
+def test_a_key_for_some_models_finds_no_others_and_has_no_files_and_batches() -> None:
     table, caller = keyed(models=("a/chat-*",))
     assert [route.model_name for route, _ in table.visible(caller)] == ["a/chat-1"]
     assert table.find("a/other", caller) is None
     assert table.find("b/chat-1", replace(caller, models=("*",))) is None, "a pattern opens no other namespace"
-    check_scope(caller, Action.INFER)
-    with pytest.raises(PermissionDenied):
-        check_scope(caller, Action.WRITE)
+    for action in (Action.INFER, Action.CONVERSE):
+        check_scope(caller, action)
+    for action in (Action.WRITE, Action.READ, Action.CONTENT):
+        with pytest.raises(PermissionDenied):
+            check_scope(caller, action)
 
 
 @pytest.mark.parametrize(

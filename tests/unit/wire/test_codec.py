@@ -426,7 +426,7 @@ NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
         ),
         *bounds(
             lambda m: batch.RESPONSE.decode(batch_pb2.KeepResponseRequest(**m)), {"response_id": "r"},
-            body=(0, 8 << 20, bytes),
+            body=(0, 4 << 20, bytes),
         ),
         *bounds(
             lambda m: predict_items(predictor_pb2.PredictRequest(items=[m])), {}, prompt_text=(0, 1 << 16, "x".__mul__)

@@ -8,17 +8,8 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.domain.batch import (
-    COMPLETION_WINDOW,
-    ENDPOINTS,
-    METADATA_KEY,
-    METADATA_PAIRS,
-    METADATA_VALUE,
-    BatchError,
-    BatchJob,
-    NewBatch,
-    Page,
-)
+from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, BatchError, BatchJob, NewBatch, Page
+from weft_gateway.openai.fields import Metadata
 from weft_gateway.openai.http_requests import Query, json_body, json_response, listed, principal_of, tenant_of
 from weft_gateway.openai.responses_format import usage_of_items
 from weft_gateway.openai.schema import Strict, parse
@@ -42,27 +33,13 @@ def _window(value: Any) -> Any:
     return value
 
 
-def _metadata(value: Any) -> Any:
-    bounds = {"pairs": METADATA_PAIRS, "key": METADATA_KEY, "value": METADATA_VALUE}
-    fits = isinstance(value, dict) and len(value) <= METADATA_PAIRS and all(map(_is_metadata, value.items()))
-    if not fits:
-        text = "must be a map of at most {pairs} texts of up to {value} characters, by names of up to {key}"
-        raise PydanticCustomError("metadata", text, bounds)
-    return value
-
-
-def _is_metadata(item: tuple[Any, Any]) -> bool:
-    key, value = item
-    return len(key) <= METADATA_KEY and isinstance(value, str) and len(value) <= METADATA_VALUE
-
-
 class BatchRequest(Strict):
     """`POST /v1/batches`."""
 
     input_file_id: str = Field(min_length=1, max_length=MAX_ID, description="a file of purpose `batch`: JSON lines")
     endpoint: Annotated[str, BeforeValidator(_endpoint)] = Field(description="of every line")
     completion_window: Annotated[str, BeforeValidator(_window)] = Field(description="after it what is left expires")
-    metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field(
+    metadata: Metadata = Field(
         default_factory=dict[str, str], description="up to 16 texts of up to 512 characters, by names of up to 64"
     )
 

@@ -1,12 +1,13 @@
 """The values of parameters: what a client's JSON may hold, as typed values. Each raises PydanticCustomError."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, LiteralString
 
 from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from weft.domain.batch import METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
 from weft.domain.request import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKENS
 from weft_gateway.core.answer_text import MAX_STOP_CHARS, MAX_STOPS
 from weft_gateway.shell.request_ids import MAX_PROMPTS
@@ -19,7 +20,8 @@ NAMED, NAMED_CHARS = 8, 32  # of what is wrong in a map
 MAX_TOKENS = 1 << 20  # of a text
 MAX_BAD_TEXT_CHARS = 256
 MAX_TOOLS = 128
-MAX_DEPTH = 32  # of values inside values that a chat template gets
+MAX_DEPTH = 32  # of values inside values that a chat template gets, or that an answer repeats
+MAX_VALUES = 1 << 17  # of such a value: JSON takes the interpreter some 20 ms to read then
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _FUNCTION_FIELDS = frozenset("name description parameters strict return".split())  # return: Hugging Face's
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -148,14 +150,34 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
-def _bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Refuse JSON that is deeper than a template, or a schema, may be."""
-    if depth == 0:
-        raise PydanticCustomError("depth", "holds values more than {depth} deep", {"depth": MAX_DEPTH})
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            _bounded(item, depth - 1)
+def _bounded(value: Any) -> Any:
+    """Refuse JSON that is deeper, or has more values, than a template, a schema or an answer may hold."""
+    level, count = [value], 0
+    for _ in range(MAX_DEPTH):
+        level = [item for outer in level if isinstance(outer, dict | list) for item in _items(outer)]
+        count += len(level)
+        if count > MAX_VALUES:
+            raise PydanticCustomError("values", "holds more than {count} values", {"count": MAX_VALUES})
+        if not level:
+            return value
+    raise PydanticCustomError("depth", "holds values more than {depth} deep", {"depth": MAX_DEPTH})
+
+
+def _items(value: dict[str, Any] | list[Any]) -> Collection[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _metadata(value: Any) -> Any:
+    if not isinstance(value, dict) or len(value) > METADATA_PAIRS or not all(map(_is_metadata, value.items())):
+        text = "must be a map of at most {pairs} texts of up to {value} characters, by names of up to {key}"
+        bounds = {"pairs": METADATA_PAIRS, "key": METADATA_KEY, "value": METADATA_VALUE}
+        raise PydanticCustomError("metadata", text, bounds)
     return value
+
+
+def _is_metadata(item: tuple[Any, Any]) -> bool:
+    key, value = item
+    return len(key) <= METADATA_KEY and isinstance(value, str) and len(value) <= METADATA_VALUE
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -171,4 +193,5 @@ Prompts = Annotated[
 ]
 Tools = Annotated[list[dict[str, Any]], BeforeValidator(_tools)]
 ToolChoice = Annotated[str | dict[str, str], PlainValidator(_tool_choice, json_schema_input_type=str | dict[str, Any])]
+Metadata = Annotated[dict[str, str], BeforeValidator(_metadata)]
 Bounded = BeforeValidator(_bounded)

@@ -11,8 +11,17 @@ from weft.wire.multipart import FORM, FormError, Part, boundary_of, form_pieces
 from weft.wire.upload_rate import UploadTooSlow, at_least_rate
 from weft_gateway.errors import BadRequest, BodyTimeout, ParameterError, TooLarge, UnsupportedMediaType
 from weft_gateway.openai import http_requests
-from weft_gateway.openai.http_requests import Query, json_response, listed, no_foreign_page, receiving, tenant_of
+from weft_gateway.openai.http_requests import (
+    Query,
+    caller_of,
+    json_response,
+    listed,
+    no_foreign_page,
+    receiving,
+    tenant_of,
+)
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import Action
 
 UPLOAD_SECONDS = 900.0  # for a whole file
 FORM_BYTES = 64 << 10  # of a form beside its file
@@ -60,7 +69,7 @@ async def one_file(state: AppState, request: Request) -> Response:
 
 async def file_content(state: AppState, request: Request) -> Response:
     """The bytes of a file, as they are stored."""
-    namespace = await tenant_of(state, request)
+    namespace = (await caller_of(state, request, Action.CONTENT)).tenant
     file = await state.batch.file(namespace, request.path_params["file_id"])
     chunks = state.batch.read(namespace, file.file_id)
     first = await anext(chunks, b"")  # a file that has gone meanwhile is refused with its status

@@ -2,44 +2,41 @@
 
 A request becomes one of chats (`ResponsesChat`), so everything behind it is the same: templates, tools, sampling. It
 brings its whole conversation, or names the response that it continues: the batch service keeps responses for a time.
+What is stored is read and written at its tenant's turn, in a thread where it is long.
 """
 
+import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import Field, PrivateAttr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.domain.batch import KeptResponse
+from weft.domain.batch import MAX_CONVERSATION_BYTES, KeptResponse, no_response
+from weft.domain.routes import PoolRoute
 from weft.telemetry.logs import kv
 from weft_gateway.core.routes import Principal
-from weft_gateway.errors import ApiError, BadRequest, ParameterError
+from weft_gateway.errors import ApiError, BadRequest, NotFound, ParameterError, TooLarge, TooLate
 from weft_gateway.openai.call import Call
 from weft_gateway.openai.chat import ChatEndpoint
-from weft_gateway.openai.fields import MAX_INT32, Whole
-from weft_gateway.openai.http_requests import (
-    MAX_ID_CHARS,
-    Query,
-    caller_of,
-    json_body,
-    json_response,
-    listed,
-    tenant_of,
-)
+from weft_gateway.openai.fields import MAX_INT32, Bounded, Metadata, Whole
+from weft_gateway.openai.http_requests import MAX_ID_CHARS, Query, caller_of, json_body, json_response, listed
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
 from weft_gateway.openai.schema import MAX_CALLER_ID, MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
 from weft_gateway.openai.tokenize import chat_length, tokenizer_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
+from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS
 
 log = logging.getLogger(__name__)
 MAX_RESPONSE_ID = 160
 MAX_REFERRED = 64  # responses whose items one request refers to
+MAX_STORED_VALUES = 1 << 18  # of a conversation's JSON: each may take 100 bytes of memory
 ITEM_ID = re.compile(r"(?:msg|rs|fc)_(resp_.{1,160})_([0-9]{1,4})")  # of `ResponsesEncoder`
 OWN_NAMES = {
     "messages": "input",
@@ -65,14 +62,18 @@ class ResponsesRequest(Strict):
     """`POST /v1/responses`."""
 
     model: str = Field(min_length=1, max_length=512)
-    input: str | list[Any] = Field(max_length=1 << 24, description="a text, or the items of a conversation")
+    input: Annotated[str | list[Any], Bounded] = Field(
+        max_length=1 << 24, description="a text, or the items of a conversation"
+    )
     instructions: str = Field("", description="a system message before the input")
     max_output_tokens: Whole | None = Field(None, ge=1, le=MAX_INT32)
     stream: bool = Field(False, description="server-sent events by name, a delta per step")
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1)
     tools: list[Any] = Field(default_factory=list[Any], description="functions that the model may call")
-    tool_choice: Any = Field("auto", description="none, auto, required, or the function that is called")
+    tool_choice: Annotated[Any, Bounded] = Field(
+        "auto", description="none, auto, required, or the function that is called"
+    )
     parallel_tool_calls: bool = Field(True, description="an answer may have several calls")
     text: dict[str, Any] = Field(default_factory=dict[str, Any], description="text.format: the form of the answer")
     reasoning: dict[str, Any] = Field(default_factory=dict[str, Any], description="effort: for the chat template")
@@ -90,7 +91,7 @@ class ResponsesRequest(Strict):
     truncation: str = Field("disabled", description="disabled: a conversation beyond the context is refused")
     previous_response_id: str | None = Field(None, max_length=MAX_RESPONSE_ID, description="what this one continues")
     store: bool | None = Field(None, description="false: it cannot be continued; kept where there is a batch service")
-    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], description="returned as it is")
+    metadata: Metadata = Field(default_factory=dict[str, str], description="returned as it is; bounded as of batches")
     user: str = Field("", max_length=MAX_CALLER_ID, description="whom the caller asks for; logged hashed")
     safety_identifier: str = Field("", max_length=MAX_CALLER_ID, description="the newer name of user")
 
@@ -127,6 +128,10 @@ class ResponsesChat(ChatRequest):
     def own_items(self) -> list[Any]:
         """The items of the input."""
         return self._own
+
+    def keep(self, is_kept: bool) -> None:
+        """Set whether the response is kept for later requests."""
+        self._keep = is_kept
 
     @property
     def repeated(self) -> dict[str, Any]:
@@ -194,7 +199,7 @@ def _messages(instructions: str, items: Sequence[Any]) -> list[Any]:
             case {"role": role, **others} if others.get("type", "message") == "message":
                 messages.append({"role": role, "content": others.get("content")})
             case {"type": "item_reference", "id": str()}:
-                messages.append({"role": "assistant", "content": ""})  # until `_continued` has found it
+                messages.append({"role": "assistant", "content": ""})  # until `_continued` has read it
             case _:
                 kinds = "a message, function_call, function_call_output, reasoning or item_reference"
                 text = f"input[{index}]: must be {kinds}."
@@ -228,51 +233,149 @@ def _response_format(form: Any) -> Any:
             return form
 
 
-async def _continued(state: AppState, caller: Principal, request: ResponsesChat) -> ResponsesChat:
+async def _continued(state: AppState, caller: Principal, pool: PoolRoute, request: ResponsesChat) -> ResponsesChat:
     """Add the responses that it names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
-    params, namespace, earlier = request.asked, caller.tenant, list[Any]()
-    if params.previous_response_id:
-        for body in await state.batch.conversation(namespace, params.previous_response_id):
-            kept = orjson.loads(body)
-            earlier += [*kept["input"], *kept["response"]["output"]]
-    own, named = list[Any](), dict[str, list[Any]]()  # of responses: their output
-    for index, item in enumerate(items_of(params)):
-        is_reference = isinstance(item, dict) and item.get("type") == "item_reference"  # pyright: ignore[reportUnknownMemberType]
-        own.append(await _referred(state, namespace, item["id"], index, named) if is_reference else item)
-    keep = state.batch.configured and params.store is not False
-    return ResponsesChat.of(params, own, earlier, keep=keep)
+    params = request.asked
+    keep = state.batch.configured and state.settings.store_responses and params.store is not False
+    earlier = await _conversation(state, caller, params) if params.previous_response_id else ()
+    named = await _named(state, caller, request, sum(map(len, earlier)))
+    if not earlier and not named:
+        request.keep(keep)
+        return request
+    context_tokens = pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS
+    tokenizer = state.tokenizers.get(pool.base_digest)
+    max_chars = tokenizer.max_chars(context_tokens) if tokenizer else MAX_CONVERSATION_BYTES
+
+    def joined() -> ResponsesChat:
+        if _marks([*earlier, *named.values()]) > MAX_STORED_VALUES:
+            raise _too_long(params, f"the conversation has more than {MAX_STORED_VALUES} JSON values")
+        before = _earlier_items(earlier, caller, max_chars)
+        if before is None:
+            text = f"This model's maximum context length is {context_tokens} tokens. However, the conversation has more"
+            raise _too_long(params, f"{text} than {max_chars} characters")
+        outputs = {name: _stored(body, caller)["response"]["output"] for name, body in named.items()}
+        items = [_referred(item, index, outputs) for index, item in enumerate(request.own_items)]
+        return ResponsesChat.of(params, items, before, keep=keep)
+
+    return await state.turns.compute(caller.tenant, joined)
 
 
-async def _referred(state: AppState, namespace: str, item_id: str, index: int, named: dict[str, list[Any]]) -> Any:
-    """Find an item of a kept response. `named`: the items of responses that are known already. Raises ApiError."""
-    found = ITEM_ID.fullmatch(item_id)
-    if found and (response_id := found[1]) not in named:
-        if len(named) == MAX_REFERRED:
+async def _conversation(state: AppState, caller: Principal, params: ResponsesRequest) -> Sequence[bytes]:
+    """Read the response that a request continues and all before it, the eldest first. Raises ApiError."""
+    try:
+        return await state.batch.conversation(caller.tenant, params.previous_response_id or "")
+    except TooLate as error:
+        raise _too_long(params, error.message) from error
+
+
+def _too_long(params: ResponsesRequest, text: str) -> ParameterError:
+    name = "previous_response_id" if params.previous_response_id else "input"
+    text = f"{text}. Send the items that still matter as input."
+    return ParameterError(text, param=name, code="context_length_exceeded")
+
+
+async def _named(state: AppState, caller: Principal, request: ResponsesChat, size: int) -> dict[str, bytes]:
+    """Read the responses that references of the input name, by id. `size`: bytes read before them. Raises ApiError."""
+    bodies = dict[str, bytes]()
+    for index, item in enumerate(request.own_items):
+        if not _is_reference(item):
+            continue
+        response_id, _ = _reference(item, index)
+        if response_id in bodies:
+            continue
+        if len(bodies) == MAX_REFERRED:
             text = f"input: items of more than {MAX_REFERRED} responses are referred to; use previous_response_id."
             raise ParameterError(text, param="input")
-        (body,) = await state.batch.conversation(namespace, response_id, alone=True)
-        named[response_id] = orjson.loads(body)["response"]["output"]
-    items = named[found[1]] if found else []
-    if found is None or int(found[2]) >= len(items):
-        text = f"input[{index}]: there is no item {item_id[:MAX_RESPONSE_ID]!r}; send it whole."
-        raise ParameterError(text, param=f"input[{index}]")
-    return items[int(found[2])]
+        (bodies[response_id],) = await state.batch.conversation(caller.tenant, response_id, alone=True)
+        size += len(bodies[response_id])
+        if size > MAX_CONVERSATION_BYTES:
+            raise _too_long(request.asked, f"the conversation has more than {MAX_CONVERSATION_BYTES} bytes")
+    return bodies
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference"  # pyright: ignore[reportUnknownMemberType]
+
+
+def _reference(item: Mapping[str, Any], index: int) -> tuple[str, int]:
+    """Return the response that a reference names, and the place in its output. Raises ParameterError."""
+    if match := ITEM_ID.fullmatch(item["id"]):
+        return match[1], int(match[2])
+    raise _no_item(item, index)
+
+
+def _referred(item: Any, index: int, outputs: Mapping[str, Sequence[Any]]) -> Any:
+    """Return an item of the input, in place of a reference what it names. Raises ParameterError."""
+    if not _is_reference(item):
+        return item
+    response_id, place = _reference(item, index)
+    if place >= len(outputs[response_id]):
+        raise _no_item(item, index)
+    return outputs[response_id][place]
+
+
+def _no_item(item: Mapping[str, Any], index: int) -> ParameterError:
+    text = f"input[{index}]: there is no item {item['id'][:MAX_RESPONSE_ID]!r}; send it whole."
+    return ParameterError(text, param=f"input[{index}]")
+
+
+def _marks(bodies: Sequence[bytes]) -> int:
+    """Count the marks that begin values of JSON, before it is parsed: those inside texts, too."""
+    return sum(body.count(mark) for body in bodies for mark in (b"[", b"{", b","))
+
+
+def _earlier_items(bodies: Sequence[bytes], caller: Principal, max_chars: int) -> list[Any] | None:
+    """Parse a conversation from its end; None: it has more characters than the context holds. Raises NotFound."""
+    parts, chars = list[list[Any]](), 0
+    for body in reversed(bodies):
+        stored = _stored(body, caller)
+        parts.append([*stored["input"], *stored["response"]["output"]])
+        chars += sum(map(_chars, parts[-1]))
+        if chars > max_chars:
+            return None
+    return [item for part in reversed(parts) for item in part]
+
+
+def _chars(item: Any) -> int:
+    """Count the characters that an item adds to a prompt, or fewer."""
+    match item:
+        case {"type": "reasoning"}:
+            return 0
+        case {"content": str(text)} | {"output": str(text)}:
+            return len(text)
+        case {"content": list(parts)} | {"output": list(parts)}:
+            return sum(
+                len(part["text"]) for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)
+            )
+        case _:
+            return 0
+
+
+def _stored(body: bytes, caller: Principal) -> dict[str, Any]:
+    """Parse a stored response. A key for some models reads those alone that it made. Raises NotFound."""
+    stored = orjson.loads(body)
+    if caller.models and stored.get("key_id") != caller.key_id:
+        raise NotFound(no_response(stored["response"]["id"]))
+    return stored
 
 
 async def _keep(state: AppState, call: Call, encoder: ResponsesEncoder, usage: dict[str, int]) -> bytes | None:
     """Keep a response before its client has it whole, so that the next request may name it."""
-    request = call.params
+    request, caller = call.params, call.principal
     assert isinstance(request, ResponsesChat)
     if not request.repeated["store"]:
         return None
     response, previous = encoder.response(usage), request.asked.previous_response_id or ""
-    body = orjson.dumps({"input": request.own_items, "response": response})
+    stored = {"key_id": caller.key_id or None, "input": request.own_items, "response": response}
     try:
-        await state.batch.keep_response(KeptResponse(call.principal.tenant, response["id"], previous, body))
+        body = await state.turns.compute(caller.tenant, partial(orjson.dumps, stored))
+        if len(body) > MAX_CONVERSATION_BYTES:
+            raise TooLarge(f"{len(body)} bytes are more than the {MAX_CONVERSATION_BYTES} of a stored response")
+        await state.batch.keep_response(KeptResponse(caller.tenant, response["id"], previous, body))
     except ApiError as error:  # the answer is there all the same, and says that it cannot be continued
         log.warning("response not kept", extra=kv(response_id=response["id"], error=error))
         encoder.not_kept()
-        return orjson.dumps(encoder.response(usage))
+        return None if request.stream else await asyncio.to_thread(orjson.dumps, encoder.response(usage))
     return None
 
 
@@ -286,7 +389,7 @@ class ResponsesEndpoint(ChatEndpoint):
 
     @staticmethod
     async def completed(state: AppState, call: Call, params: ResponsesChat) -> ResponsesChat:
-        return await _continued(state, call.principal, params)
+        return await _continued(state, call.principal, call.pool, params)
 
     def parse(self, body: bytes) -> ResponsesChat:
         return ResponsesChat.of(checked(ResponsesRequest, object_of(body)))
@@ -297,28 +400,33 @@ RESPONSES = ResponsesEndpoint()
 
 async def one_response(state: AppState, request: Request) -> Response:
     """Answer with a response that was kept."""
-    return json_response((await _kept(state, request))["response"])
+    return await _read(state, request, lambda stored: json_response(stored["response"]))
 
 
-async def _kept(state: AppState, request: Request) -> dict[str, Any]:
-    """Read the response that the path names, with its own input. Raises ApiError."""
-    namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
-    (body,) = await state.batch.conversation(namespace, response_id, alone=True)
-    return orjson.loads(body)
+async def _read(state: AppState, request: Request, write: Callable[[dict[str, Any]], Response]) -> Response:
+    """Answer with what `write` makes of the response that the path names, and of its own input. Raises ApiError."""
+    caller, response_id = await caller_of(state, request, Action.CONVERSE), request.path_params["response_id"]
+    (body,) = await state.batch.conversation(caller.tenant, response_id, alone=True)
+    return await state.turns.parse(caller.tenant, lambda stored: write(_stored(stored, caller)), body)
 
 
 async def list_input_items(state: AppState, request: Request) -> Response:
     """List the input of a response that was kept, without what it continued; the last item first."""
     query = Query(request, "after", "limit", "order", "include", "include[]")
     limit, after = query.limit(20, 100), query.after()
-    items = _identified((await _kept(state, request))["input"], request.path_params["response_id"])
-    if query.one_of("order", {"asc": False, "desc": True}) is not False:
-        items.reverse()
-    ids = [item["id"] for item in items]
-    if after and after not in ids:
-        raise ParameterError(f"after: this response has no input item {after!r}.", param="after")
-    start = ids.index(after) + 1 if after else 0
-    return json_response(listed(items[start : start + limit], start + limit < len(items)))
+    is_reversed = query.one_of("order", {"asc": False, "desc": True}) is not False
+
+    def page(stored: dict[str, Any]) -> Response:
+        items = _identified(stored["input"], request.path_params["response_id"])
+        if is_reversed:
+            items.reverse()
+        ids = [item["id"] for item in items]
+        if after and after not in ids:
+            raise ParameterError(f"after: this response has no input item {after!r}.", param="after")
+        start = ids.index(after) + 1 if after else 0
+        return json_response(listed(items[start : start + limit], start + limit < len(items)))
+
+    return await _read(state, request, page)
 
 
 def _identified(items: Sequence[Any], response_id: str) -> list[dict[str, Any]]:
@@ -334,14 +442,16 @@ def _identified(items: Sequence[Any], response_id: str) -> list[dict[str, Any]]:
 
 async def delete_response(state: AppState, request: Request) -> Response:
     """Forget a response; the responses that continue it cannot be continued any more."""
-    namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
-    await state.batch.delete_response(namespace, response_id)
+    caller, response_id = await caller_of(state, request, Action.CONVERSE), request.path_params["response_id"]
+    if caller.models:
+        await one_response(state, request)  # NotFound, unless this key made it
+    await state.batch.delete_response(caller.tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(state: AppState, request: Request) -> Response:
     """Refuse to cancel a response: it is answered while its caller waits. Raises BadRequest, NotFound."""
-    await _kept(state, request)
+    await one_response(state, request)
     raise BadRequest("Cannot cancel a synchronous response.")
 
 
@@ -349,8 +459,8 @@ async def count_input_tokens(state: AppState, request: Request) -> Response:
     """Count the tokens of a conversation, as a response to it would."""
     caller = await caller_of(state, request, Action.INFER)
     chat = await state.turns.parse(caller.tenant, RESPONSES.parse, await json_body(state, request, caller.tenant))
-    chat = await _continued(state, caller, chat)
     pool, tokenizer = await tokenizer_of(state, caller, chat.model)
+    chat = await _continued(state, caller, pool, chat)
     count = partial(chat_length, chat, pool, tokenizer)
     tokens = await state.turns.encode(caller.tenant, count, request.is_disconnected)
     return json_response({"object": "response.input_tokens", "input_tokens": tokens})

@@ -19,7 +19,9 @@ class Action(Enum):
 
     INFER = auto()  # asks a model
     WRITE = auto()  # makes or deletes files and batches: their lines may ask every model of the namespace
-    READ = auto()  # reads files and batches
+    READ = auto()  # lists files and batches, without the content of files
+    CONTENT = auto()  # reads the content of files: prompts and answers of every model of the namespace
+    CONVERSE = auto()  # reads and deletes stored responses: those that this key made, where it is for some models
     LIST = auto()  # lists models
     METRICS = auto()
     PUBLISH = auto()  # loads and unloads adapters of every namespace by vLLM's requests
@@ -31,6 +33,7 @@ _ALLOWED: Mapping[KeyScope, frozenset[Action]] = {
     KeyScope.METRICS: frozenset((Action.METRICS,)),
     KeyScope.PLATFORM: frozenset((Action.LIST, Action.METRICS, Action.PUBLISH)),
 }
+_OF_EVERY_MODEL = frozenset((Action.WRITE, Action.READ, Action.CONTENT))
 
 
 def authenticate(
@@ -63,8 +66,9 @@ def check_scope(principal: Principal, action: Action) -> None:
         text = f"The scope of this API key is {principal.scope.value}: it may not do this."
         instead = " A key of scope platform loads and unloads adapters; with this one, `weft push` sends an adapter."
         raise PermissionDenied(text + (instead if action is Action.PUBLISH else ""))
-    if action is Action.WRITE and principal.models:
-        raise PermissionDenied("This API key is for some models of its namespace; batches need one that is for all.")
+    if action in _OF_EVERY_MODEL and principal.models:
+        text = "This API key is for some models of its namespace: files, batches and adapters need one that is for all."
+        raise PermissionDenied(text)
 
 
 def _of_token(token: str, routes: RouteIndex, tokens: TokenVerifier) -> Principal:

@@ -88,8 +88,12 @@ class RequestTurns:
     async def parse(self, tenant: str, check: Callable[[bytes], T], body: bytes) -> T:
         """Check a body. Raises what `check` does."""
         if len(body) > THREAD_BYTES:
-            return await self._interpreter.in_thread(tenant, partial(check, body))
+            return await self.compute(tenant, partial(check, body))
         return await self._loop.in_loop(tenant, partial(check, body))
+
+    async def compute(self, tenant: str, work: Callable[[], T]) -> T:
+        """Do what holds the interpreter for long, in a thread. Raises what `work` does."""
+        return await self._interpreter.in_thread(tenant, work)
 
     async def encode(self, tenant: str, work: Callable[[], T], is_gone: IsGone | None = None) -> T:
         """Do what leaves the interpreter alone for most of its time. Raises also what `work` does."""
