@@ -25,6 +25,7 @@ from weft_cli.options import (
     Key,
     LogLevel,
     Namespace,
+    PrefixSharing,
     SupervisorAt,
     TlsDir,
     checked_data_dir,
@@ -148,6 +149,7 @@ def up(
     directory: DataDir = None,
     auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
     allowed_hosts: AllowedHosts = None,
+    prefix_sharing: PrefixSharing = True,
     file_root: Annotated[
         Path | None,
         typer.Option(
@@ -177,6 +179,7 @@ def up(
         port=port,
         auth=auth,
         allowed_hosts=checked_hosts(allowed_hosts),
+        prefix_sharing=prefix_sharing,
         file_root=_existing(file_root),
         files=files or [],
         demo=demo,
@@ -227,6 +230,7 @@ def serve(
     ] = None,
     auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
     allowed_hosts: AllowedHosts = None,
+    prefix_sharing: PrefixSharing = True,
     executor: Annotated[
         str | None, typer.Option(help="How the runner computes; default: the runner's own.", hidden=True)
     ] = None,
@@ -253,6 +257,7 @@ def serve(
         port=port,
         auth=auth,
         allowed_hosts=checked_hosts(allowed_hosts),
+        prefix_sharing=prefix_sharing,
         executor=executor,
         log_level=log_level.value,
         print_only=print_only,

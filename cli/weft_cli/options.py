@@ -102,6 +102,15 @@ AllowedHosts = Annotated[
 ]
 
 
+PrefixSharing = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-sharing/--no-prefix-sharing",
+        help="Without --auth: reuse prompts among all callers, who can tell by the time that it saves.",
+    ),
+]
+
+
 class LogLevel(StrEnum):
     """What every component takes as `--log-level`."""
 

@@ -100,6 +100,7 @@ def serve(
     print_only: bool,
     exit_after: bool,
     allowed_hosts: tuple[str, ...] = (),
+    prefix_sharing: bool = True,
 ) -> int:
     """Serve what the command line names. Returns the exit code; raises CommandError."""
     served, gpu = parse(request), _computes_on_gpu(executor)
@@ -112,8 +113,9 @@ def serve(
 
     roots = (Path.cwd(), *(folder.absolute() for folder in request.folders))
     options = Options(
-        data_dir, port, auth, Path("/"), executor, log_level, allowed_hosts=allowed_hosts, adapter_roots=roots
-    )
+        data_dir, port, auth, Path("/"), executor, log_level, allowed_hosts=allowed_hosts,
+        prefix_sharing=prefix_sharing, adapter_roots=roots,
+    )  # fmt: skip
     return run_stack(options, manifests(downloaded(served), gpu=gpu), exit_after=exit_after, keep=False)
 
 

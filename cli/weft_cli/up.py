@@ -60,6 +60,7 @@ def up(
     executor: str | None,
     log_level: str,
     allowed_hosts: tuple[str, ...] = (),
+    prefix_sharing: bool = True,
     runner: tuple[str, ...] = RUNNER,
 ) -> int:
     """Run the stack. Returns the exit code; raises CommandError. `runner`: see Options."""
@@ -71,7 +72,10 @@ def up(
         questions, files, file_root = load_questions(folder / DEMO_FILE), demo_manifests(folder), file_root or folder
     objects = load_manifests(files) if files else []
     root = file_root or root_of(files)
-    options = Options(data_dir, port, auth, root, executor, log_level, allowed_hosts=allowed_hosts, runner=runner)
+    options = Options(
+        data_dir, port, auth, root, executor, log_level, allowed_hosts=allowed_hosts, prefix_sharing=prefix_sharing,
+        runner=runner,
+    )  # fmt: skip
     return run_stack(options, objects, questions, exit_after=exit_after)
 
 

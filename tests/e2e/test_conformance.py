@@ -22,3 +22,5 @@ def test_a_stack_keeps_every_promise_of_lora_serving(stack: Stack) -> None:
     found = {check["name"]: (check["verdict"], check["detail"]) for check in json.loads(done.stdout)["checks"]}
     assert {verdict for verdict, _ in found.values()} == {"pass"}, found
     assert len(found) == 9
+    reused = stack.metric("runner", "weft_runner_prefix_reused_tokens_total")
+    assert reused, "the prefix check needs a cache: callers without a key share one"

@@ -48,6 +48,9 @@ class GatewaySettings(ProcessSettings):
     store_responses: CliImplicitFlag[bool] = Field(
         True, description="keep responses of /v1/responses, prompts and answers in clear, where there is --batch"
     )
+    prefix_sharing: CliImplicitFlag[bool] = Field(
+        True, description="with --no-auth, reuse prompts among all callers, who can tell by the time that it saves"
+    )
     objects: Path | None = Field(
         None, description="the socket of `weft up`'s controller; unset: /v1/load_lora_adapter answers 501"
     )

@@ -81,7 +81,7 @@ async def test_every_sampling_parameter_reaches_the_runner_and_nothing_else_does
     assert (start.max_tokens, start.reservation_tokens, list(start.emitted)) == (9, 8, [])
     assert (start.adapter, start.cache_salt.endswith("mine")) == ("sha256:" + "a" * 64, True)
     plain = await world.runner.next("start")
-    assert (plain.priority, plain.cache_salt) == (Priority.BATCH, "")
+    assert (plain.priority, plain.cache_salt) == (Priority.BATCH, "\n")
     sampling = plain.sampling
     assert (sampling.top_k, sampling.frequency_penalty, sampling.presence_penalty, list(sampling.logit_bias)) == (
         0, 0, 0, [],

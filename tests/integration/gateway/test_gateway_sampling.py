@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from weft.wire.v1 import scheduler_pb2
 
 from .conftest import ANSWER, HELLO, World, serving, until
@@ -104,9 +106,14 @@ async def test_prompts_are_shared_inside_the_callers_namespace_alone(parts: Worl
             assert (await world.runner.next("start")).cache_salt == namespace, "of the caller, not of the shared base"
 
 
-async def test_without_keys_there_is_one_tenant(world: World) -> None:
-    await world.client().completions.create(**TEXT)
-    assert (await world.runner.next("start")).cache_salt == ""
+@pytest.mark.parametrize(("sharing", "salts"), [(True, ["\n", "\nmine"]), (False, ["", "\nmine"])])
+async def test_without_keys_there_is_one_tenant_unless_sharing_is_off(
+    parts: World, tmp_path: Path, sharing: bool, salts: list[str]
+) -> None:
+    async with serving(parts, parts.settings(tmp_path, prefix_sharing=sharing)) as world:
+        for salt, client_salt in zip(salts, (None, "mine"), strict=True):
+            await world.client().completions.create(**TEXT, extra_body={"cache_salt": client_salt})
+            assert (await world.runner.next("start")).cache_salt == salt
 
 
 def _is_text(own: bytes) -> bool:

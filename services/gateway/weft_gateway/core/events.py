@@ -57,7 +57,7 @@ class PreparedRequest:
     n: int = 1
     include_stop: bool = False  # what ends the answer is part of its text
     returns_tokens: bool = False  # the client gets the answer's token ids, too
-    cache_salt: str = ""  # of the client's own: prompts are reused inside it alone
+    cache_salt: str | None = ""  # the client's: prompts are reused inside it alone; None: no prompt is reused
     traceparent: str = ""  # W3C trace context of a request that is sampled
     key_id: str = ""  # of the caller's API key
     open_ended: bool = False  # nobody asked for `max_tokens`: it is what the context lets

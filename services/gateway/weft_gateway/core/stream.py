@@ -402,8 +402,7 @@ class RequestStream:
             reservation_tokens=1 if prompt_only else assign.reservation_tokens,
             adapter=request.route.digest,
             sampling=self._sampling(),
-            # A client's own salt divides the prefix pages of its namespace.
-            cache_salt=f"{request.namespace}\n{request.cache_salt}" if request.cache_salt else request.namespace,
+            cache_salt=_salt(request.namespace, request.cache_salt),
             client_request_id=request.client_request_id,
             waited_s=now - self.arrived,
             allotment=assign.allotment._replace(by_page=False, leaves=False) if prompt_only else assign.allotment,
@@ -578,3 +577,13 @@ class RequestStream:
         assert self.migrations == 0 or self._highest > NEVER, "migrated without an epoch"
         failed = self.end is not None and self.end.reason is FinishReason.FAILED
         assert failed == (self.end is not None and self.end.failure is not None), "a failure has a name"
+
+
+def _salt(namespace: str, client_salt: str | None) -> str:
+    """Return the salt of a request's prefix pages: a client's salt divides the pages of its namespace.
+
+    All callers without a key share the namespace "". None: no page is shared.
+    """
+    if client_salt is None:
+        return ""
+    return namespace if namespace and not client_salt else f"{namespace}\n{client_salt}"
