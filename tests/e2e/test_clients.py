@@ -2,11 +2,13 @@
 
 import pytest
 
-from harness.clients import CLIENTS, Client, use
+from harness.clients import CLIENTS, Client, missing, use
 from weft_stage.stack import Stack
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.script)
 def test_a_client_works_with_its_defaults(stack: Stack, client: Client) -> None:
+    if reason := missing(client):
+        pytest.skip(reason)
     use(client, stack.url)

@@ -202,7 +202,7 @@ PIECES = (
     b"Upgrade: h2c\r\n", b"connection: close\r\n", b"content-length: 5\r\n", b"content-length: 0\r\n",
     b"transfer-encoding: chunked\r\n", b"transfer-encoding: gzip, chunked\r\n", b"transfer-encoding: x\r\n",
     b"expect: 100-continue\r\n", b"authorization: a\r\n", b"x-empty:\r\n", b"abcde", b"5\r\nabcde\r\n", b"0\r\n",
-    b"\r\n\r\n",
+    b"\r\n\r\n", b"http://x:y/ ", b"host: x y\r\n",
 )  # fmt: skip
 
 

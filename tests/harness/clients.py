@@ -29,6 +29,7 @@ class Client(NamedTuple):
     python: tuple[str, ...]
     node: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()  # versions in place of those that its packages ask for
+    java: tuple[str, ...] = ()  # GROUP:NAME:VERSION
 
 
 CLIENTS = (
@@ -47,7 +48,18 @@ CLIENTS = (
     ),
     Client("use_openai.mjs", (NODE,), ("openai@7.57.0", "zod@4.6.7")),
     Client("use_ai_sdk.mjs", (NODE,), ("ai@7.0.173", *(f"@ai-sdk/{name}" for name in AI_SDK), "zod@4.6.7")),
+    Client("UseLangchain4j.java", (), java=("dev.langchain4j:langchain4j-open-ai:1.19.0",)),
 )
+POM = """<project><modelVersion>4.0.0</modelVersion>
+<groupId>weft</groupId><artifactId>client</artifactId><version>1</version>
+<dependencies>{}</dependencies></project>"""
+DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+
+
+def missing(client: Client) -> str:
+    """Return what the machine lacks for a client, with the command that installs it, or an empty text."""
+    lacks = [tool for tool in ("java", "mvn") if client.java and not shutil.which(tool)]
+    return f"no {lacks[0]}: apt-get install default-jdk-headless maven" if lacks else ""
 
 
 def use(client: Client, url: str) -> None:
@@ -57,6 +69,8 @@ def use(client: Client, url: str) -> None:
     if client.node:  # modules are looked for beside the script
         script = Path(shutil.copy(script, home))
     command = [home / "bin" / ("node" if client.node else "python"), script, f"{url}/v1"]
+    if client.java:
+        command = ["java", "-cp", f"{home}/lib/*", *command[1:]]
     environment = {**os.environ, **OFFLINE}
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, env=environment, check=False)
     assert done.returncode == 0, f"{client.script}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
@@ -69,6 +83,13 @@ def _environment(client: Client) -> Path:
     if (home / "whole").exists():
         return home
     shutil.rmtree(home, ignore_errors=True)
+    if client.java:
+        home.mkdir(parents=True)
+        pom = home / "pom.xml"
+        pom.write_text(POM.format("".join(DEPENDENCY.format(*package.split(":")) for package in client.java)))
+        _run("mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={home}/lib")
+        (home / "whole").touch()
+        return home
     _run(UV, "venv", "--quiet", "--python", PYTHON, home)
     overrides = home / "overrides.txt"
     overrides.write_text("\n".join(client.overrides))

@@ -104,6 +104,9 @@ LINES = [
     (400, b"GET /healthz HTTP/1.1\r\nhost: x/y\r\n\r\n"),
     (200, b"GET /healthz HTTP/1.1\r\nhost: [::1%25a]:80 \t\r\nconnection: close\r\n\r\n"),
     (200, b"GET /healthz HTTP/1.1\r\nhost:\r\nconnection: close\r\n\r\n"),
+    (400, b"GET http://x:y/healthz HTTP/1.1\r\nhost: x\r\n\r\n"),
+    (400, b"POST http:///healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"),
+    (200, b"GET http://y/healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"),
     (400, b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n"),
     (400, b"CONNECT /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"),
     (200, b"GET /healthz HTTP/1.0\r\n\r\n"),
@@ -111,7 +114,7 @@ LINES = [
 ]
 
 
-async def test_a_request_without_a_host_is_refused_unless_it_is_of_http_1_0(world: World) -> None:
+async def test_a_request_needs_one_host_unless_it_is_of_http_1_0_and_a_target_of_its_own(world: World) -> None:
     for status, head in LINES:
         answer = await sent(world, head + SMUGGLED)
         assert re.findall(rb"HTTP/1\.1 (\d{3})", answer) == [b"%d" % status], (head, answer)
