@@ -64,10 +64,10 @@ async def blocks(storage: FileStorage, file_id: str) -> AsyncIterator[bytes]:
 
 
 async def parse_piece(pieces: Turnstile, tenant: str, parse: Callable[[], T]) -> T:
-    """Parse a piece of an input in a thread, in its tenant's turn. Raises what `parse` raises.
+    """Parse a piece of an input in a thread, in its tenant's turn.
 
     Nothing is parsed for as long again: a line of 1 MiB keeps the interpreter for 0.1 s, and each step of a call that
-    waits for it meanwhile would wait for a whole line.
+    waits for it meanwhile would wait for a whole line. Raises what `parse` raises.
     """
     async with pieces.turn(tenant):
         began = time.monotonic()
