@@ -1,16 +1,21 @@
 """Input files as lines: read from storage in blocks, in threads, a few blocks kept."""
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from weft.domain.batch import MAX_BODY_BYTES
+from weft.turnstile import Turnstile
 from weft_batch.core.input_lines import LineIndex, LineSplitter
 from weft_batch.storage import FileStorage
 
 READ_BYTES = 1 << 20
+MAX_REST_S = 0.5
 KEPT_BLOCKS = 64  # of 256 KiB, or one line that is longer
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,16 @@ async def blocks(storage: FileStorage, file_id: str) -> AsyncIterator[bytes]:
     while block := await asyncio.to_thread(storage.read, file_id, offset, READ_BYTES):
         yield block
         offset += len(block)
+
+
+async def parse_piece(pieces: Turnstile, tenant: str, parse: Callable[[], T]) -> T:
+    """Parse a piece of an input in a thread, in its tenant's turn.
+
+    Nothing is parsed for as long again: a line of 1 MiB keeps the interpreter for 0.1 s, and each step of a call that
+    waits for it meanwhile would wait for a whole line. Raises what `parse` raises.
+    """
+    async with pieces.turn(tenant):
+        began = time.monotonic()
+        result = await asyncio.to_thread(parse)
+        await asyncio.sleep(min(time.monotonic() - began, MAX_REST_S))
+    return result

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -18,7 +19,7 @@ from weft.turnstile import Turnstile
 from weft_batch.core.batches import LineFailed
 from weft_batch.core.input_lines import LineSplitter, read_line
 from weft_batch.errors import BytesMissing
-from weft_batch.inputs import blocks
+from weft_batch.inputs import blocks, parse_piece
 from weft_batch.results import EXPIRED, failure_record
 from weft_batch.storage import FileStorage, FileWriter
 from weft_batch.tenant_files import draw_file_id, now_unix_ms
@@ -98,9 +99,7 @@ class OutputFiles:
         splitter = LineSplitter(MAX_BODY_BYTES)
         with contextlib.suppress(BytesMissing):
             async for block in blocks(self._storage, self._batch.input_file_id):
-                async with self._pieces.turn(self._namespace):
-                    lines = await asyncio.to_thread(read, splitter.feed(block))
-                for line in lines:
+                for line in await parse_piece(self._pieces, self._namespace, partial(read, splitter.feed(block))):
                     yield line
             for line in read(splitter.finish()):
                 yield line

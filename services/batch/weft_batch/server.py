@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator,
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
@@ -48,7 +48,7 @@ from weft_batch import metrics
 from weft_batch.core import batches as machine
 from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineIndex, read_line
 from weft_batch.errors import BytesMissing, StorageError
-from weft_batch.inputs import InputFile, InputLines, blocks
+from weft_batch.inputs import InputFile, InputLines, blocks, parse_piece
 from weft_batch.output_files import OutputFiles
 from weft_batch.results import MAX_PAUSE_S, MIN_PAUSE_S, ResultWriter, answer_record, bad_line_record, failure_record
 from weft_batch.storage import FileStorage
@@ -63,7 +63,8 @@ UPLOAD_S = 3_600.0  # an upload that takes longer is taken for broken off, where
 # hold in memory with their answers.
 LINES_IN_FLIGHT = 2_000
 JOBS_AT_ONCE = 16  # inputs that are read, batches whose files are written; one tenant has half of them at the most
-PIECES_AT_ONCE = 2  # blocks of inputs that are parsed
+PIECES_AT_ONCE = 1  # parts of inputs that are parsed: the interpreter does no more at once
+PIECE_BYTES = 128 << 10  # tens of milliseconds
 INPUT_CHANGED = b'{"error": {"code": "input_changed", "message": "the input file is damaged"}}'  # after it was read
 REPLACED = "a newer batch service has taken over"
 log = logging.getLogger(__name__)
@@ -251,12 +252,11 @@ class BatchServer:
         reader = InputReader(job.endpoint, max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes)
         try:
             async for block in blocks(self.storage, job.input_file_id):
-                async with self._pieces.turn(batch.namespace):
-                    bad = await asyncio.to_thread(list, reader.feed(block))
-                await self._store_bad(batch, bad)
+                for start in range(0, len(block), PIECE_BYTES):
+                    await self._judge(batch, reader.feed(block[start : start + PIECE_BYTES]))
                 if reader.too_many:
                     break
-            await self._store_bad(batch, list(reader.finish()))
+            await self._judge(batch, reader.finish())
             errors = reader.failure()
         except BytesMissing:
             errors = [BatchError("input_file_missing", "the bytes of the input file are not in storage")]
@@ -274,10 +274,15 @@ class BatchServer:
         log.info("batch begins", extra=kv(batch_id=job.batch_id, lines=reader.total, bad=reader.total - reader.good))
         return True
 
-    async def _store_bad(self, batch: _OpenBatch, bad: Sequence[tuple[int, BadLine]]) -> None:
-        for start in range(0, len(bad), batches.MAX_RESULTS):
-            part = [bad_line_record(batch.job.batch_id, *found) for found in bad[start : start + batches.MAX_RESULTS]]
+    async def _judge(self, batch: _OpenBatch, bad_lines: Iterator[tuple[int, BadLine]]) -> None:
+        """Judge a piece of an input in its tenant's turns, and store its bad lines, some at a time."""
+        records = (bad_line_record(batch.job.batch_id, *bad_line) for bad_line in bad_lines)
+        while True:
+            take = partial(list[StoredResult], islice(records, batches.MAX_RESULTS))
+            part = await parse_piece(self._pieces, batch.namespace, take)
             metrics.stored(batch.namespace, [False] * await batches.add_results(self.engine, self.term, part))
+            if len(part) < batches.MAX_RESULTS:
+                return
 
     async def _finalize(self, batch_id: str, ending: BatchStatus) -> None:
         batch = self._open[batch_id]
@@ -362,9 +367,8 @@ class BatchServer:
                 log.warning("lines not read", extra=kv(batch_id=batch_id, line=numbers[0], error=error))
                 released += [LineReleased(batch_id, line, "its input cannot be read now") for line in numbers]
                 continue
-            async with self._pieces.turn(batch.namespace):
-                lines_read = await asyncio.to_thread(_read_lines, found, numbers, batch.job.endpoint)
-            for line, read in lines_read:
+            read_all = partial(_read_lines, found, numbers, batch.job.endpoint)
+            for line, read in await parse_piece(self._pieces, batch.namespace, read_all):
                 if isinstance(read, GoodLine):
                     runs.append(RunLine(batch_id, line, *about, read.body, traceparent))
                     batch.custom_ids[line] = read.custom_id
