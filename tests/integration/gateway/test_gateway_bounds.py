@@ -17,7 +17,7 @@ import pytest
 
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.core import HOLD_S
-from weft_gateway.shell import RequestTurns, Turnstile, bounded_http
+from weft_gateway.shell import BoundedTurnstile, RequestTurns, bounded_http
 
 from .conftest import ANSWER, HELLO, PATIENCE_S, TEMPLATE, World, key_route, serving, soon, until
 from .test_gateway_refusals import CHAT, TEXT, half_a_body, refused, with_keys
@@ -29,16 +29,16 @@ PROMPT = "word <s " * 100_000  # 0.8 MB
 
 async def turn_beside_threads(monkeypatch: pytest.MonkeyPatch, turns: list[int]) -> None:
     """Turns the loop and counts, for each piece of work in a thread, the turns beside it."""
-    in_thread, turned = Turnstile.in_thread, 0
+    in_thread, turned = BoundedTurnstile.in_thread, 0
 
-    async def counted(self: Turnstile, tenant: str, work: Callable[[], Any], is_gone: Any = None) -> Any:
+    async def counted(self: BoundedTurnstile, tenant: str, work: Callable[[], Any], is_gone: Any = None) -> Any:
         began = turned
         try:
             return await in_thread(self, tenant, work, is_gone)
         finally:
             turns.append(turned - began)
 
-    monkeypatch.setattr(Turnstile, "in_thread", counted)
+    monkeypatch.setattr(BoundedTurnstile, "in_thread", counted)
     while True:
         await asyncio.sleep(0)
         turned += 1
@@ -254,7 +254,7 @@ async def answers_health(connection: tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def crowd(world: World, count: int, sent: bytes, address: str = "127.0.0.1") -> list[Any]:
-    """So many connections from an address, oldest first, once the gateway has read what each has sent."""
+    """Open `count` connections from an address, oldest first; the gateway has read what each has sent."""
     host, port = world.url.removeprefix("http://").split(":")
     made = list[Any]()
     for _ in range(count):

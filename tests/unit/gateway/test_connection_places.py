@@ -1,4 +1,4 @@
-"""Which connection gives way to a new one."""
+"""Order in which connections give way to new ones."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ from weft_gateway.forms import (
     structured_output,
     with_tools,
 )
-from weft_gateway.shell import ModelTokenizer, Turnstile
+from weft_gateway.shell import BoundedTurnstile, ModelTokenizer
 
 from .test_answer_reader import bytes_tokenizer
 
@@ -406,7 +406,7 @@ def test_a_form_holds_for_what_follows_the_reasoning(
 async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker's bound is of processor time; a starved machine may take more than 20 s to start its process."""
     monkeypatch.setattr(grammar_checker, "WAIT_S", PATIENCE_S)
-    checker = grammar_checker.GrammarChecker(Turnstile(1, 64))
+    checker = grammar_checker.GrammarChecker(BoundedTurnstile(1, 64))
     both = [
         {"anyOf": [{"type": "string", "pattern": f"a{i}"}, {"type": "number", "multipleOf": i + 1}]} for i in range(200)
     ]

@@ -9,11 +9,11 @@ import pytest
 from harness.waiting import PATIENCE_S, soon, until
 from weft_gateway.errors import Overloaded
 from weft_gateway.forms import StructuredOutput, grammar_checker
-from weft_gateway.shell import Turnstile
+from weft_gateway.shell import BoundedTurnstile
 
 
 async def test_in_the_loop_a_newcomer_is_not_behind_a_burst() -> None:
-    turns, order = Turnstile(4, 100), list[str]()
+    turns, order = BoundedTurnstile(4, 100), list[str]()
 
     async def ask(tenant: str) -> None:
         await turns.in_loop(tenant, lambda: order.append(tenant))
@@ -37,7 +37,7 @@ class Blocked:
 
 
 async def test_in_threads_a_tenant_leaves_a_place_to_others() -> None:
-    turns, blocked = Turnstile(4, 100), Blocked()
+    turns, blocked = BoundedTurnstile(4, 100), Blocked()
     flood = [asyncio.create_task(turns.in_thread("flood", blocked)) for _ in range(50)]
     await until(lambda: blocked.running == 2)
     assert await soon(turns.in_thread("other", lambda: 5)) == 5
@@ -48,7 +48,7 @@ async def test_in_threads_a_tenant_leaves_a_place_to_others() -> None:
 
 
 async def test_who_is_cancelled_leaves_at_once_and_gives_its_place_back_when_its_work_ends() -> None:
-    turns, blocked, begun = Turnstile(2, 100), Blocked(), list[str]()
+    turns, blocked, begun = BoundedTurnstile(2, 100), Blocked(), list[str]()
     running, waiting, last = (
         asyncio.create_task(turns.in_thread("a", work))
         for work in (blocked, lambda: begun.append("waiting"), lambda: begun.append("last"))
@@ -66,7 +66,7 @@ async def test_who_is_cancelled_leaves_at_once_and_gives_its_place_back_when_its
 
 
 async def test_who_is_cancelled_as_its_turn_comes_hands_it_on() -> None:
-    turns = Turnstile(1, 100)
+    turns = BoundedTurnstile(1, 100)
     await turns.enter("a")
     first, second = (asyncio.create_task(turns.enter("a")) for _ in range(2))
     await asyncio.sleep(0)
@@ -82,7 +82,7 @@ async def test_who_is_cancelled_as_its_turn_comes_hands_it_on() -> None:
 
 
 async def test_any_number_may_be_cancelled_at_once() -> None:
-    turns = Turnstile(1, 5000)
+    turns = BoundedTurnstile(1, 5000)
     await turns.enter("a")
     waiting = [asyncio.create_task(turns.enter("a")) for _ in range(3000)]
     last = asyncio.create_task(turns.enter("a"))
@@ -94,7 +94,7 @@ async def test_any_number_may_be_cancelled_at_once() -> None:
 
 
 async def test_beyond_a_bound_a_tenant_is_refused_and_others_wait() -> None:
-    turns = Turnstile(1, 2)
+    turns = BoundedTurnstile(1, 2)
     await turns.enter("a")
     waiting = [asyncio.create_task(turns.enter(tenant)) for tenant in "aab"]
     await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_beyond_a_bound_a_tenant_is_refused_and_others_wait() -> None:
 
 @pytest.mark.parametrize("way", ["in_loop", "in_thread"])
 async def test_what_work_raises_reaches_its_caller_and_the_place_is_free_again(way: str) -> None:
-    turns = Turnstile(1, 100)
+    turns = BoundedTurnstile(1, 100)
     do: Callable[[str, Callable[[], float]], asyncio.Future[float]] = getattr(turns, way)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
@@ -117,7 +117,7 @@ async def test_what_work_raises_reaches_its_caller_and_the_place_is_free_again(w
 
 
 async def test_a_tenants_grammars_wait_behind_each_other_and_before_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    checker, order, may_go = grammar_checker.GrammarChecker(Turnstile(1, 64)), list[str](), asyncio.Event()
+    checker, order, may_go = grammar_checker.GrammarChecker(BoundedTurnstile(1, 64)), list[str](), asyncio.Event()
 
     async def ask(output: StructuredOutput) -> tuple[str, str]:
         await may_go.wait()

@@ -1,6 +1,6 @@
-"""Which of the present connections gives way to a new one, once there are as many as there may be.
+"""The order in which connections give way to new ones at the bound of connections.
 
-First the oldest of those with an unfinished head, from the peer with most of them; then the one that is idle longest.
+First the oldest connection with an unfinished head, of the peer with most of them; then the connection idle longest.
 A connection with a request gives way to nobody. Each step costs the same, however many connections and peers there are.
 """
 

@@ -19,4 +19,4 @@ from weft_gateway.shell.request_manager import patience_of
 from weft_gateway.shell.runner_session import RunnerSession
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
-from weft_gateway.shell.turnstile import THREAD_BYTES, RequestTurns, Turnstile
+from weft_gateway.shell.turnstile import THREAD_BYTES, BoundedTurnstile, RequestTurns

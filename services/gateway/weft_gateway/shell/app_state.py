@@ -25,7 +25,7 @@ from weft_gateway.shell.objects_client import ObjectsClient
 from weft_gateway.shell.oidc import OidcConfig, TokenVerifier
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
-from weft_gateway.shell.turnstile import RequestTurns, Turnstile
+from weft_gateway.shell.turnstile import BoundedTurnstile, RequestTurns
 
 MAX_GRAMMARS_WAITING = 64  # of a tenant
 
@@ -58,7 +58,7 @@ class AppState:
         self.turns = RequestTurns(settings.max_in_flight)
         self.tokens = _verifier(settings)
         self.batch = BatchClient(settings.batch, tls)
-        self.grammars = GrammarChecker(Turnstile(1, MAX_GRAMMARS_WAITING))
+        self.grammars = GrammarChecker(BoundedTurnstile(1, MAX_GRAMMARS_WAITING))
         self.objects = ObjectsClient(settings.objects) if settings.objects else None
         self.loaded: dict[str, LoadedAdapter] = {}  # by model name; loading another drops those that are gone
         self._routes_changed = asyncio.Event()

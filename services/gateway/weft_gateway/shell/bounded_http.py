@@ -164,7 +164,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_timer = _cancelled(self._head_timer)
         if dismissal is None:
             if self.pipeline and not self._gone_timer:
-                self._gone_timer = self.loop.call_later(GONE_SECONDS, self._look_for_client)
+                self._gone_timer = self.loop.call_later(GONE_SECONDS, self._check_client)
             return
         if not parser.should_keep_alive():
             dismissal = replace(dismissal, closes=True)
@@ -306,16 +306,16 @@ class BoundedHttp(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _look_for_client(self) -> None:
+    def _check_client(self) -> None:
         """While a request waits for its turn nothing is read, and the end of what the client sends is not seen."""
         self._gone_timer = None
         if self.pipeline and not self.transport.is_closing():
-            look = select.poll()
-            look.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
-            if look.poll(0):
+            poll = select.poll()
+            poll.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
+            if poll.poll(0):
                 self.transport.abort()
             else:
-                self._gone_timer = self.loop.call_later(GONE_SECONDS, self._look_for_client)
+                self._gone_timer = self.loop.call_later(GONE_SECONDS, self._check_client)
 
 
 _TOO_LARGE = f"The request's headers are larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones."

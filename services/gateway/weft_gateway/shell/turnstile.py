@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from weft import turnstile
+from weft.turnstile import Turnstile
 from weft_gateway.errors import ClientDisconnected, Overloaded
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
@@ -22,7 +22,7 @@ T = TypeVar("T")
 IsGone = Callable[[], Awaitable[bool]]
 
 
-class Turnstile(turnstile.Turnstile):
+class BoundedTurnstile(Turnstile):
     """A turnstile at which at most `most` pieces of a tenant wait."""
 
     def __init__(self, places: int, most: int) -> None:
@@ -78,8 +78,8 @@ class RequestTurns:
     """Lets work on a request wait for its tenant's turn; of one tenant at most `most` at a place. Raises Overloaded."""
 
     def __init__(self, most: int) -> None:
-        self._loop, self._interpreter = Turnstile(IN_LOOP, most), Turnstile(2, most)
-        self._processors = Turnstile(2 * min(MAX_PROCESSORS, len(os.sched_getaffinity(0))), most)
+        self._loop, self._interpreter = BoundedTurnstile(IN_LOOP, most), BoundedTurnstile(2, most)
+        self._processors = BoundedTurnstile(2 * min(MAX_PROCESSORS, len(os.sched_getaffinity(0))), most)
 
     async def take(self, tenant: str, piece: Callable[[], None]) -> None:
         """Do a short piece of work."""
