@@ -34,7 +34,7 @@ CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
 IDLE_SECONDS = 10.0
 # After SIGINT, which is a person's Ctrl-C: for running answers to finish, and for their clients to read.
 INTERRUPTED_DRAIN_SECONDS, INTERRUPTED_CLOSE_SECONDS = 0.5, 1
-# Beyond it the one that is idle longest is closed; none is idle: 503. Eight times the requests at once (2,000):
+# Beyond it another gives way (`core.connection_places`), or there is a 503. Eight times the requests at once (2,000):
 # most connections of clients are idle.
 MAX_CONNECTIONS = 16_384
 # For the event loop to get the interpreter from a thread. uvloop takes it for every callback, so beside a thread that
