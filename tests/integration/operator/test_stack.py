@@ -127,8 +127,8 @@ def test_a_stack_serves_mends_itself_and_leaves_nothing_whichever_way_it_ends(tm
 def nobody_else_can_reach_it(data: Path, controller: int) -> None:
     """Assert that all its ports are on loopback, and that its folders are its user's."""
     for pid in (controller, *(component["pid"] for component in components(data).values())):
-        connections = psutil.Process(pid).net_connections("inet")
-        assert {port.laddr.ip for port in connections if port.status == psutil.CONN_LISTEN} <= {"127.0.0.1"}
+        ports = [port for port in psutil.Process(pid).net_connections("inet") if port.status == psutil.CONN_LISTEN]
+        assert {port.laddr.ip.removeprefix("::ffff:") for port in ports} <= {"127.0.0.1"}
     for folder in (data, *(path for path in data.iterdir() if path.name in COMPONENTS)):
         assert folder.stat().st_mode & 0o077 == 0, folder
 
