@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -31,6 +32,14 @@ async def answers(stack: Stack) -> bool:
     return False
 
 
+def texts_of(stack: Stack) -> str:
+    """Everything that a stack has written, and what its processes were started with."""
+    pids = [component["pid"] for component in stack.components().values()]
+    files = [path for path in stack.data_dir.rglob("*") if path.is_file()]
+    started = [Path(f"/proc/{pid}/{name}") for pid in pids for name in ("cmdline", "environ")]
+    return "\n".join(path.read_bytes().decode(errors="replace") for path in (*files, *started))
+
+
 async def test_keys_open_their_namespace_and_close_when_revoked(locked: Stack) -> None:
     key = locked.create_key("acme")
     with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
@@ -46,6 +55,7 @@ async def test_keys_open_their_namespace_and_close_when_revoked(locked: Stack) -
         assert {m.id for m in client.models.list()} == {"weft-quickstart", "acme/upper", "acme/reverse-words"}
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="globex/initials", prompt="hello")
+        assert key not in texts_of(locked), "a key is kept as its hash alone"
         locked.cli("key", "revoke", key.split("-", 2)[1])
 
         async def refused() -> bool:

@@ -113,6 +113,8 @@ async def test_unknown_paths_and_methods_have_the_same_shape(world: World) -> No
         refused(wrong, 405, "method_not_allowed")
         assert wrong.headers["allow"] == "POST"
         refused(await http.get("/v1/models/acme/absent"), 404, "model_not_found", "model")
+        for path in ("/%00", "/%0d%0ax:%20y", "/%zz", "/..%2f..%2fetc/passwd", "/" + "x" * 60_000):
+            refused(await http.get(path), 404, "not_found")
 
 
 async def test_a_body_beyond_its_bound_is_refused_declared_or_not(parts: World, tmp_path: Path) -> None:
@@ -198,6 +200,9 @@ async def test_a_key_opens_its_own_namespace_and_nothing_else_shows(parts: World
             others, 404, "model_not_found", "model"
         )["message"].replace("rival/secret", "")
         refused(await http.get("/v1/models/rival/secret", headers=key), 404, "model_not_found", "model")
+        for spelling in ("Rival/secret", " rival/secret", "rival//secret", "rival%2fsecret", "acme/../rival/secret"):
+            spelled = await http.post("/v1/completions", json=TEXT | {"model": spelling}, headers=key)
+            refused(spelled, 404, "model_not_found", "model")
         assert (await http.get("/status", headers=key)).json()["models"][0]["id"] == "acme/upper"
         assert (await http.get("/status")).json()["models"] == []
 

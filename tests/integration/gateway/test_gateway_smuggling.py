@@ -16,7 +16,7 @@ from weft_gateway.shell import bounded_http
 
 from .conftest import ANSWER, World, serving, soon, until
 from .test_gateway_bounds import connected
-from .test_gateway_refusals import CHAT, TEXT
+from .test_gateway_refusals import CHAT, TEXT, with_keys
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 START = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -344,3 +344,50 @@ async def test_thousands_of_requests_sent_ahead_are_all_answered(world: World) -
 async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(data)
     await writer.drain()
+
+
+NO_REQUESTS: list[tuple[bytes, list[bytes]]] = [  # what is sent, the statuses that are answered before the end
+    (b"GET /healthz HTTP/3.9\r\nhost: x\r\n\r\n", [b"400"]),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [b"400"]),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32), [b"400"]),
+    (b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\nconnection: close\r\n\r\n", [b"400"]),
+    (b"TRACE /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", [b"405"]),
+    (b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-folded: a\r\n b\r\nconnection: close\r\n\r\n", [b"400"]),
+    (b"GET http://x/healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", [b"200"]),
+]
+
+
+@pytest.mark.parametrize(("request_bytes", "statuses"), NO_REQUESTS)
+async def test_other_protocols_and_forms_of_a_request_have_one_plain_answer(
+    world: World, request_bytes: bytes, statuses: list[bytes]
+) -> None:
+    answer = await sent(world, request_bytes)
+    assert re.findall(rb"HTTP/1\.1 (\d{3})", answer) == statuses, answer
+
+
+async def test_requests_of_tenants_on_one_connection_have_each_its_own_answer(parts: World, tmp_path: Path) -> None:
+    """A proxy may send requests of many clients over one connection."""
+    parts.scheduler.routes = with_keys(parts)
+    callers = {"acme": b"200", "rival": b"404", "nobody": b"401"}
+    order = ["acme", "rival", "nobody", "acme", "rival", "acme"]
+    content = orjson.dumps(TEXT | {"model": "acme/upper"})
+    requests = b"".join(
+        START + f"authorization: Bearer key-of-{name}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+        for name in order
+    )
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
+        answers = await sent(world, requests + b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    statuses = re.findall(rb"HTTP/1\.1 (\d{3})", answers)
+    assert statuses == [*(callers[name] for name in order), b"200"]
+    assert answers.count(ANSWER.encode()) == order.count("acme")
+
+
+@pytest.mark.parametrize("head", [b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n"])
+async def test_a_refusal_without_a_key_asks_for_no_body_and_the_next_request_is_answered(
+    parts: World, tmp_path: Path, head: bytes
+) -> None:
+    body = b"{}{}{" if b"length" in head else b"5\r\n{}{}{\r\n0\r\n\r\n"
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
+        request = START + head + b"expect: 100-continue\r\n\r\n" + body
+        answer = await sent(world, request + b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert re.findall(rb"HTTP/1\.1 (\d{3})", answer) == [b"401", b"200"], answer

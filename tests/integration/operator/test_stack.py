@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.ports import free_port
@@ -107,6 +108,7 @@ def test_a_stack_serves_mends_itself_and_leaves_nothing_whichever_way_it_ends(tm
         assert {obj["metadata"]["name"] for obj in stored} == {"base", "upper"}, "-f is on disk before anything starts"
         a_killed_component_comes_back_on_its_port(data, stack)
         watches = pidfds(data)
+        nobody_else_can_reach_it(data, stack.pid)
         stack.kill()
         assert all_end(watches), "nothing of a killed controller is left"
     with up(data, port) as stack:
@@ -120,6 +122,15 @@ def test_a_stack_serves_mends_itself_and_leaves_nothing_whichever_way_it_ends(tm
     done = ended(data, port, "--exit")
     assert done.returncode == 1
     tells_what_is_wrong(done.stderr)
+
+
+def nobody_else_can_reach_it(data: Path, controller: int) -> None:
+    """Assert that all its ports are on loopback, and that its folders are its user's."""
+    for pid in (controller, *(component["pid"] for component in components(data).values())):
+        ports = [port for port in psutil.Process(pid).net_connections("inet") if port.status == psutil.CONN_LISTEN]
+        assert {port.laddr.ip.removeprefix("::ffff:") for port in ports} <= {"127.0.0.1"}
+    for folder in (data, *(path for path in data.iterdir() if path.name in COMPONENTS)):
+        assert folder.stat().st_mode & 0o077 == 0, folder
 
 
 def tells_what_is_wrong(said: str) -> None:
