@@ -245,7 +245,7 @@ def test_what_cannot_go_together_is_refused(changes: dict[str, Any], param: str)
 
 @pytest.mark.parametrize("mark", [b"[],", b"{},"])
 def test_a_body_of_too_many_arrays_and_objects_is_refused_before_it_is_parsed(mark: bytes) -> None:
-    """They hold the interpreter while they are parsed, and every stream of the gateway with it."""
+    """Parsing holds the interpreter, and every stream of the gateway with it."""
     body = orjson.dumps({"model": "m", "prompt": "[" * (MAX_CONTAINERS - 1)})
     assert len(parse(CompletionRequest, body).prompt[0]) == MAX_CONTAINERS - 1
     with pytest.raises(BadRequest) as refused:
