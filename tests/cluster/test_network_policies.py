@@ -71,6 +71,7 @@ def test_a_stranger_reaches_the_gateway_and_nobody_behind_it(
     request.getfixturevalue("enforced")
     assert reached() == set()
     assert stranger.reaches(address(installation, "gateway"), 8000)
+    assert not stranger.reaches(address(installation, "gateway"), 7401), "nodes and metricsFrom alone"
 
 
 async def test_new_pods_of_every_component_serve_and_adapters_come(
