@@ -267,18 +267,21 @@ async def test_invalid_bytes_behind_a_running_answer_write_nothing_into_it(
     "ahead", [SMUGGLED, START + b"content-length: 300000\r\n\r\n" + b"x" * 30_000], ids=["a request", "half a body"]
 )
 async def test_a_request_sent_ahead_does_not_hide_that_its_client_has_left(
-    world: World,
-    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    ahead: bytes,
+    world: World, monkeypatch: pytest.MonkeyPatch, ahead: bytes
 ) -> None:
+    """Of an answer that is sent as a whole: nothing is written meanwhile, which would fail."""
     monkeypatch.setattr(bounded_http, "GONE_SECONDS", 0.01)
-    _, writer, start = stream
+    world.runner.autopilot = False
+    _, writer = await connected(world)
+    writer.write(START + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+    start = await world.runner.next("start")
     writer.write(ahead)
     await until(lambda: any(connection.pipeline for connection in connections(world)))
     writer.close()
     assert (await world.runner.next("stop")).request_id == start.request_id
     await world.settled()
+    gone = {"model": "tiny", "status": "499"}
+    assert world.gateway.registry.get_sample_value("weft_gateway_requests_total", gone) == 1
     await until(lambda: not connections(world))
 
 
