@@ -60,6 +60,32 @@ async def test_calls_come_whole_and_streamed_and_can_be_answered(parts: World, t
         assert after.choices[0].message.tool_calls is None
 
 
+async def test_arguments_of_any_depth_go_out_and_come_back(parts: World, tmp_path: Path) -> None:
+    """orjson reads 1,024 levels and writes 254, a chat template 300 or so."""
+    wide_context(parts)
+    deep = '{"a": ' * 600 + "1" + "}" * 600
+    called, reordered = '"name": "weather", "arguments": ' + deep, '"arguments": ' + deep + ', "name": "weather"'
+    use = {"type": "tool_use", "id": "1", "name": "weather", "input": json.loads(deep)}
+    calls = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": deep}}]
+    tool = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        for fields in (called, reordered):
+            world.runner.answer = lambda _, f=fields: world.tokens(f"<tool_call>\n{{{f}}}\n</tool_call>")
+            for stream in (False, True):
+                asked = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "stream": stream}
+                answer = await http.post("/v1/chat/completions", json=asked)
+                assert (answer.status_code, "error" in answer.text) == (200, False), answer.text[-300:]
+                asked |= {"max_tokens": 9_000, "tools": [tool]}
+                answer = await http.post("/v1/messages", json=asked)
+                assert (answer.status_code, "error" in answer.text) == (200, False), answer.text[-300:]
+        for path, message in (
+            ("/v1/chat/completions", {"role": "assistant", "tool_calls": calls}),
+            ("/v1/messages", {"role": "assistant", "content": [use]}),
+        ):
+            asked = {"model": "tiny", "messages": [*HELLO, message], "max_tokens": 2}
+            assert (await http.post(path, json=asked)).status_code == 200, path
+
+
 async def test_a_pools_parser_reads_calls_that_its_template_does_not_show(parts: World, tmp_path: Path) -> None:
     """The template says nothing of calls, which would be Hermes's form."""
     wide_context(parts)

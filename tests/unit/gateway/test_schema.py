@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from weft_gateway.errors import ApiError, ParameterError
+from weft_gateway.errors import ApiError, BadRequest, ParameterError
 from weft_gateway.forms import TemplateForms
-from weft_gateway.openai import ChatRequest, CompletionRequest, parse, select_form
+from weft_gateway.openai import MAX_CONTAINERS, ChatRequest, CompletionRequest, parse, select_form
 from weft_gateway.tolerance import ACCEPTED, NEUTRAL, OFF, advice
 
 json_values = st.recursive(
@@ -241,6 +241,16 @@ def test_what_cannot_go_together_is_refused(changes: dict[str, Any], param: str)
     with pytest.raises(ParameterError) as caught:
         parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "a"} | changes))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("mark", [b"[],", b"{},"])
+def test_a_body_of_too_many_arrays_and_objects_is_refused_before_it_is_parsed(mark: bytes) -> None:
+    """Parsing holds the interpreter, and every stream of the gateway with it."""
+    body = orjson.dumps({"model": "m", "prompt": "[" * (MAX_CONTAINERS - 1)})
+    assert len(parse(CompletionRequest, body).prompt[0]) == MAX_CONTAINERS - 1
+    with pytest.raises(BadRequest) as refused:
+        parse(CompletionRequest, body + mark + b" no JSON")
+    assert refused.value.code == "too_many_values"
 
 
 def test_deep_values_for_a_template_are_refused() -> None:

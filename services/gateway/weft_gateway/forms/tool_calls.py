@@ -227,13 +227,14 @@ class ToolCallParser:
 
         `whole`: it may have no arguments.
         """
-        with contextlib.suppress(orjson.JSONDecodeError):
+        with contextlib.suppress(orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper than it writes
             match orjson.loads(text):
                 case {"function": {"name": str(name), **fields}} | {"name": str(name), **fields} if name:
                     arguments = fields.get("arguments", fields.get("parameters"))
                     if arguments is not None or (whole and fields.keys() <= _BESIDE_ARGUMENTS):
+                        spelled = _json_of(arguments)
                         self.calls += 1
-                        return [CallBegun(self.calls - 1, name), ArgumentsPart(self.calls - 1, _json_of(arguments))]
+                        return [CallBegun(self.calls - 1, name), ArgumentsPart(self.calls - 1, spelled)]
                 case _:
                     pass
         return []

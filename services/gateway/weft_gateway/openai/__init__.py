@@ -9,7 +9,7 @@ from weft_gateway.openai.call import Call, Prompt
 from weft_gateway.openai.chat import CHAT, chat_of
 from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.embeddings import EMBEDDINGS, RerankRequest, ScoreRequest
-from weft_gateway.openai.fields import MAX_VALUES
+from weft_gateway.openai.fields import MAX_CONTAINERS, MAX_VALUES
 from weft_gateway.openai.http_requests import TURN, in_turns
 from weft_gateway.openai.lines import LINES_AT_ONCE, LineRunner
 from weft_gateway.openai.logprobs import LEAST

@@ -13,6 +13,7 @@ from weft_gateway.openai.call import MAX_PROMPT_CHARS, Call, ModelEndpoint, Prom
 from weft_gateway.openai.response_format import ChatEncoder
 from weft_gateway.openai.schema import ChatPrompt, ChatRequest, checked, naming, object_of, parse
 from weft_gateway.shell.request_ids import MAX_PROMPTS
+from weft_gateway.shell.tokenizer import ModelTokenizer
 
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
@@ -101,12 +102,14 @@ def _with_tools(
 
 
 def prompt_of(params: ChatPrompt, call: Call, echo: str = "") -> Prompt:
-    """Render nothing yet: a chat is encoded within the context. Raises ParameterError."""
-    chat = chat_of(params, call.tokenizer.forms, call.pool.tool_call_parser)
+    """Render nothing yet: a chat is read and encoded at its tenant's turn. Encoding raises also ParameterError."""
     text = "\n".join(message.content for message in params.messages)[-MAX_PROMPT_CHARS:]
-    return Prompt(
-        text, lambda tokenizer, context_tokens: tokenizer.encode_chat(chat, context_tokens), echo, rendered=True
-    )
+
+    def encode(tokenizer: ModelTokenizer, context_tokens: int) -> list[int]:
+        chat = chat_of(params, call.tokenizer.forms, call.pool.tool_call_parser)
+        return tokenizer.encode_chat(chat, context_tokens)
+
+    return Prompt(text, encode, echo, rendered=True)
 
 
 def echoed(params: ChatRequest) -> str:

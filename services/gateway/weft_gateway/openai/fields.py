@@ -21,7 +21,8 @@ MAX_TOKENS = 1 << 20  # of a text
 MAX_BAD_TEXT_CHARS = 256
 MAX_TOOLS = 128
 MAX_DEPTH = 32  # of values inside values that a chat template gets, or that an answer repeats
-MAX_VALUES = 1 << 17  # of such a value: JSON takes the interpreter some 20 ms to read then
+MAX_VALUES = 1 << 19  # of such a value
+MAX_CONTAINERS = 1 << 17  # arrays and objects of a body: they hold the interpreter for 30 ms while they are parsed
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _FUNCTION_FIELDS = frozenset("name description parameters strict return".split())  # return: Hugging Face's
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -113,7 +114,7 @@ def _tools(value: Any) -> list[dict[str, Any]]:
     for tool, function in zip(value, functions, strict=True):
         check_member_names("of a tool", _at_once(tool), frozenset(("type", "function", "cache_control")))
         check_member_names("of a tool's function", function, _FUNCTION_FIELDS)
-    return _bounded([{"type": "function", "function": function} for function in functions])
+    return bounded([{"type": "function", "function": function} for function in functions])
 
 
 def _at_once(value: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
-def _bounded(value: Any) -> Any:
+def bounded(value: Any) -> Any:
     """Refuse JSON that is deeper, or has more values, than a template, a schema or an answer may hold."""
     level, count = [value], 0
     for _ in range(MAX_DEPTH):
@@ -194,4 +195,4 @@ Prompts = Annotated[
 Tools = Annotated[list[dict[str, Any]], BeforeValidator(_tools)]
 ToolChoice = Annotated[str | dict[str, str], PlainValidator(_tool_choice, json_schema_input_type=str | dict[str, Any])]
 Metadata = Annotated[dict[str, str], BeforeValidator(_metadata)]
-Bounded = BeforeValidator(_bounded)
+Bounded = BeforeValidator(bounded)

@@ -275,13 +275,14 @@ def _usage(usage: dict[str, int]) -> dict[str, int]:
     return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """Read the arguments of a call; a part of JSON has no form here: those of a call that was cut are lost."""
+def _arguments(text: str) -> Any:
+    """Return the arguments of a call as they are written, however deep; those of a call that was cut are lost."""
     try:
         value: Any = orjson.loads(text)
     except orjson.JSONDecodeError:
         return {}
-    return value if isinstance(value, dict) else {"value": value}
+    written = orjson.Fragment(text)
+    return written if isinstance(value, dict) else {"value": written}
 
 
 class MessagesEndpoint(ChatEndpoint):

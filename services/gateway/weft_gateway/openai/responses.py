@@ -36,7 +36,7 @@ from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS
 log = logging.getLogger(__name__)
 MAX_RESPONSE_ID = 160
 MAX_REFERRED = 64  # responses whose items one request refers to
-MAX_STORED_VALUES = 1 << 18  # of a conversation's JSON: each may take 100 bytes of memory
+MAX_STORED_VALUES = 1 << 19  # of a conversation's JSON: each may take 100 bytes of memory
 ITEM_ID = re.compile(r"(?:msg|rs|fc)_(resp_.{1,160})_([0-9]{1,4})")  # of `ResponsesEncoder`
 OWN_NAMES = {
     "messages": "input",

@@ -30,6 +30,7 @@ from weft_gateway.errors import BadRequest, ParameterError
 from weft_gateway.openai.fields import (
     MAX_BIAS,
     MAX_BIASES,
+    MAX_CONTAINERS,
     MAX_INT32,
     AllowedTokens,
     BadWords,
@@ -41,6 +42,7 @@ from weft_gateway.openai.fields import (
     ToolChoice,
     Tools,
     Whole,
+    bounded,
     check_member_names,
 )
 from weft_gateway.shell.request_ids import MAX_N
@@ -431,11 +433,11 @@ class ChatMessage(BaseModel):
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Read the arguments of a call; a text that is no JSON stays a text."""
+    """Read the arguments of a call; a text that is no JSON, or beyond the bounds of values, stays a text."""
     match call:
         case {"function": {"arguments": str(arguments), **function}, **others}:
-            with contextlib.suppress(orjson.JSONDecodeError):
-                return {**others, "function": {**function, "arguments": orjson.loads(arguments or "{}")}}
+            with contextlib.suppress(orjson.JSONDecodeError, PydanticCustomError):
+                return {**others, "function": {**function, "arguments": bounded(orjson.loads(arguments or "{}"))}}
         case _:
             pass
     return call
@@ -580,7 +582,12 @@ def parse(kind: type[T], body: bytes) -> T:
 
 
 def object_of(body: bytes) -> dict[str, Any]:
-    """Read a JSON object. Raises BadRequest."""
+    """Read a JSON object. Raises BadRequest; before it is parsed where it may hold too many arrays and objects."""
+    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        text = (
+            f"The body has more than {MAX_CONTAINERS} arrays and objects; each [ and {{ counts, also inside of texts."
+        )
+        raise BadRequest(text, code="too_many_values")
     try:
         value: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
