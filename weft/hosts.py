@@ -27,7 +27,7 @@ class AllowedHosts:
 
     def allows(self, host: bytes) -> bool:
         """Return whether a request with this `Host` is answered; an empty `Host` names nobody."""
-        parts = _HOST.fullmatch(host.decode("latin-1").lower()) if len(host) <= MAX_HOST_CHARS else None
+        parts = _HOST.fullmatch(host.decode("latin-1").strip(" \t").lower()) if len(host) <= MAX_HOST_CHARS else None
         if self._any or parts is None:
             return self._any
         if (name := parts["name"]) is None:

@@ -13,7 +13,7 @@ NAMES = tuple(host_name(name) for name in ("gpu-box", "Weft.Example.com.", "*.in
     "host",
     [
         "127.0.0.1", "127.0.0.1:8000", "10.1.2.3:80", "0.0.0.0:8000", "203.0.113.9", "[::1]", "[::1]:8000",
-        "[fd00:ec2::254]:80", "[::ffff:127.0.0.1]:1", "[fe80::1%eth0]", "localhost", "LOCALHOST:8000", "localhost.",
+        "[fd00:ec2::254]:80", "[::ffff:127.0.0.1]:1", "[fe80::1%eth0]", "localhost", "LOCALHOST:8000", "localhost.", "localhost \t",
         "app.localhost:3000", "gpu-box", "GPU-box:8000", "weft.example.com", "weft.example.com.:443", "a.inner.example",
         "a.b.inner.example:80", "", ":8000",
     ],
