@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.costs import lines_of
@@ -123,6 +123,7 @@ def test_gateways_that_report_at_once_know_all_use(calls: list[tuple[int, int, i
     st.lists(st.tuples(st.integers(0, 8), st.lists(st.integers(0, 40), min_size=4, max_size=4)), max_size=12),
     st.integers(1, 4),
 )
+@example(3, 60, [(0, [1, 18, 20, 0]), (8, [8, 8, 8, 0]), (8, [1, 1, 1, 0])], 1)  # each left out all that time pays back
 def test_several_gateways_stay_within_the_bound_together(
     gateways: int, limit: int, bursts: list[tuple[int, list[int]]], requests: int
 ) -> None:

@@ -69,8 +69,11 @@ class Meter:
         self.used = max(0.0, self.used + amount)
 
     def reported(self) -> int:
-        """What the report says; from now on the others know of everything. What time has paid back is left out."""
-        delta, self.delta, self.unreported = min(self.delta, math.ceil(self.used)), 0, 0.0
+        """Return what the others add to their use; from now on they know of everything.
+
+        Of what time has paid back this gateway's share is left out: the others have paid back theirs.
+        """
+        delta, self.delta, self.unreported = min(self.delta, math.ceil(self.unreported)), 0, 0.0
         return delta
 
     def place(self, cost: int, now: float, mean_s: float) -> float:
