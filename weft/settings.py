@@ -1,12 +1,13 @@
 """Settings that the control plane's processes have in common. The runner, without pydantic, has argparse."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from weft import process
 from weft.hosts import host_name
@@ -36,6 +37,17 @@ def _url(value: str) -> str:
 Address = Annotated[str, AfterValidator(_address)]
 Url = Annotated[str, AfterValidator(_url)]
 HostName = Annotated[str, AfterValidator(host_name)]
+
+
+def _comma_list(value: object) -> object:
+    """Split `a,b`, or read `["a", "b"]`."""
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.startswith("[") else [part.strip() for part in value.split(",") if part.strip()]
+
+
+CommaList = (NoDecode, BeforeValidator(_comma_list))
+HostNames = Annotated[list[HostName], *CommaList]
 
 
 class ProcessSettings(BaseSettings):

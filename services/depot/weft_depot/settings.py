@@ -3,19 +3,21 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field, field_validator, model_validator
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic import AfterValidator, DirectoryPath, Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from weft.artifacts.errors import Refused
-from weft.settings import DEPOT, Address, HostName, StandbySettings, allowed_hosts_field, data_dir_field, probes_field
+from weft.settings import (
+    DEPOT,
+    Address,
+    CommaList,
+    HostNames,
+    StandbySettings,
+    allowed_hosts_field,
+    data_dir_field,
+    probes_field,
+)
 from weft_depot.sources.addresses import split_url
-
-
-def _comma_list(value: object) -> object:
-    """Split `a,b` into (a, b)."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
 
 
 def _checked_url(url: str) -> str:
@@ -44,7 +46,6 @@ def _checked_web_host(entry: str) -> str:
     return entry
 
 
-CommaList = (NoDecode, BeforeValidator(_comma_list))
 Scheme = Literal["file", "pvc", "hf", "s3", "oci", "https"]
 Host = Annotated[str, AfterValidator(_checked_host)]
 
@@ -59,7 +60,7 @@ class DepotSettings(StandbySettings):
 
     http: Address = Field(DEPOT, description="HOST:PORT of the API")
     probes: Address | None = probes_field(None, unset="; unset: they are on --http")
-    allowed_hosts: list[HostName] = allowed_hosts_field("without --tls-dir")
+    allowed_hosts: HostNames = allowed_hosts_field("without --tls-dir")
     data_dir: Path = data_dir_field(
         "depot", "blobs and what is known of sources; with --lease all depots of that Lease share it"
     )

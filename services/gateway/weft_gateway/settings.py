@@ -12,7 +12,7 @@ from weft.settings import (
     PREDICTOR,
     SCHEDULER,
     Address,
-    HostName,
+    HostNames,
     ProcessSettings,
     Url,
     allowed_hosts_field,
@@ -83,7 +83,7 @@ class GatewaySettings(ProcessSettings):
     cors_origins: list[str] = Field(
         [], description="origins whose pages may call the API, as https://app.example.com; '*': any page"
     )
-    allowed_hosts: list[HostName] = allowed_hosts_field("with --no-auth")
+    allowed_hosts: HostNames = allowed_hosts_field("with --no-auth")
     predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
 
     @model_validator(mode="after")

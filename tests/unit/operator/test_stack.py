@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from harness.waiting import soon
 from weft_gateway.settings import GatewaySettings
 from weft_operator.local import (
@@ -54,3 +56,9 @@ def test_the_gateway_gets_the_names_of_the_command_line_and_no_second_port(tmp_p
     assert gateway("gpu-box", "*.example.com").allowed_hosts == ["gpu-box", "*.example.com"]
     assert (gateway().allowed_hosts, gateway().probes) == ([], None)
     ports.close()
+
+
+@pytest.mark.parametrize("text", ["gpu-box, *.example.com", '["gpu-box", "*.example.com"]'])
+def test_names_of_the_environment_are_a_list_with_commas_or_json(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_GATEWAY__ALLOWED_HOSTS", text)
+    assert GatewaySettings.parse([]).allowed_hosts == ["gpu-box", "*.example.com"]
