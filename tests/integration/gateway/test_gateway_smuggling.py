@@ -269,7 +269,7 @@ async def test_invalid_bytes_behind_a_running_answer_write_nothing_into_it(
 async def test_a_request_sent_ahead_does_not_hide_that_its_client_has_left(
     world: World, monkeypatch: pytest.MonkeyPatch, ahead: bytes
 ) -> None:
-    """Of an answer that is sent as a whole: nothing is written meanwhile, which would fail."""
+    """The answer is sent as a whole: no write fails while it is computed."""
     monkeypatch.setattr(bounded_http, "GONE_SECONDS", 0.01)
     world.runner.autopilot = False
     _, writer = await connected(world)

@@ -9,6 +9,7 @@ from httptools import HttpRequestParser
 from weft_gateway.errors import BadRequest
 
 _SINGLE = b"host", b"authorization", b"x-api-key"
+MAX_SHOWN = 100  # bytes of a wrong value
 _HOST = re.compile(rb"[^\s,/?#@\\]*[ \t]*")
 
 
@@ -25,9 +26,10 @@ def check_head(
                 raise BadRequest(f"Expected the header {name.decode()} once, got it again; send it once.")
     host = fields.get(b"host")
     if (host is None and parser.get_http_version() == "1.1") or not _HOST.fullmatch(host or b""):
-        raise BadRequest("Expected one name or address in the header host; send it.")
+        given = "none" if host is None else repr(host[:MAX_SHOWN].decode("latin-1"))
+        raise BadRequest(f"Expected one name or address in the header host, got {given}; correct it.")
     if coding is not None and (codings > 1 or coding.rstrip(b" ").lower() != b"chunked"):
-        message = "Expected the transfer-encoding chunked alone, got another; send the body without it."
+        message = "Expected the transfer-encoding chunked alone, got another; compress with content-encoding: gzip."
         raise BadRequest(message, code="unsupported_transfer_encoding", status=HTTPStatus.NOT_IMPLEMENTED)
 
 
