@@ -29,6 +29,13 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one_for_good():
     assert leases.current("a") == A2
 
 
+def test_the_last_four_replaced_incarnations_of_a_uuid_are_remembered():
+    leases, incarnations = Leases(2.0), [RunnerId("a", str(number)) for number in range(6)]
+    for incarnation in incarnations:
+        leases.grant(incarnation, 0.0)
+    assert [leases.replaced(incarnation) for incarnation in incarnations] == [False, True, True, True, True, False]
+
+
 def test_leases_that_are_held_stay_in_order_with_those_renewed_meanwhile():
     leases = Leases(2.0)
     leases.grant(A1, 0.0)

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core import Contribution, PoolCapacity, VictimCandidate, allocate, divide, select_victims, surplus
+from weft_scheduler.core import (
+    Contribution,
+    PoolCapacity,
+    RunnerCapacity,
+    VictimCandidate,
+    allocate,
+    divide,
+    select_victims,
+    surplus,
+)
 
 PROMPT, TOKEN, ANY = GroupPhase
 BOTH = (PhaseGroups(PROMPT), PhaseGroups(TOKEN))
@@ -40,6 +49,18 @@ def test_runners_are_counted_by_the_phase_of_their_groups() -> None:
     for one in (Contribution(of_prompt_group=1), Contribution(of_token_group=1), Contribution(), Contribution()):
         capacity.replace(None, one)
     assert (capacity.of_groups(BOTH), capacity.of_groups(())) == (PhaseCounts(1, 1, 2), PhaseCounts(any=4))
+
+
+def test_a_mean_runner_needs_one_of_each_phase() -> None:
+    capacity, tokens = PoolCapacity(), Contribution(sequences=8, for_tokens=1)
+    capacity.replace(None, tokens)
+    assert capacity.mean(1.0) is None
+    capacity.replace(tokens, prompts := Contribution(prefill_tokens_per_s=100, for_prompts=1))
+    assert capacity.mean(1.0) is None
+    capacity.replace(None, tokens)
+    assert capacity.mean(1.0) == RunnerCapacity(8, 0, 0, 1.0, 100)
+    capacity.replace(prompts, None)
+    assert capacity.mean(1.0) is None
 
 
 COUNTS = st.builds(PhaseCounts, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))

@@ -101,8 +101,8 @@ class AdapterSlots:
             if len(self.by_slot) == self.slots and not evictions:
                 return False
             for evicted in evictions:
-                self._evict(evicted)
-                if len(self.by_slot) < self.slots and needed <= self.pages.free_adapter_pages:
+                self._evict(evicted)  # which leaves a slot free
+                if needed <= self.pages.free_adapter_pages:
                     break
         pages = self.pages.allocate(needed)
         if pages:
