@@ -220,7 +220,7 @@ def _http(raw: bytes) -> list[ReadRequest]:
 
 
 def _without_offers(requests: Sequence[ReadRequest]) -> list[ReadRequest]:
-    """Leave out fields that speak of the connection alone."""
+    """Leave out hop-by-hop header fields."""
     own = b"connection", b"upgrade"
     return [
         request._replace(headers=[field for field in request.headers if field[0] not in own]) for request in requests

@@ -97,5 +97,5 @@ class PlayedConnection(BoundedHttp):
 
 
 def read_requests(*segments: bytes) -> list[ReadRequest]:
-    """Return the requests that one connection reads in these segments."""
+    """Return the requests that a connection reads in segments of bytes."""
     return PlayedConnection().receive(segments)

@@ -1,4 +1,4 @@
-"""Whose work is next: tenants take turns by what theirs has cost, so that a burst waits behind itself. Pure.
+"""Turns between tenants by the cost of their work, so that a burst waits behind itself. Pure.
 
 Start-time fair queueing (Goyal et al., 1996), with costs that are known once the work is done: of the tenants that wait
 the tenant whose work has cost least is next. A newcomer is lifted to what the last to begin had cost: nobody saves for

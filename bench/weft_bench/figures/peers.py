@@ -85,7 +85,7 @@ class Case:
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Return the measured metrics. Answers of one token have prefill alone."""
+        """Return the measured metrics. Answers of one token have only prefill."""
         return list(METRICS) if self.load.tokens > 1 else [PREFILL]
 
     def bounds(self, machine: Machine) -> dict[str, float]:

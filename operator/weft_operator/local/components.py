@@ -68,7 +68,7 @@ def component_programs(options: Options, addresses: Addresses) -> list[Program]:
     root = ("--file-root", str(options.file_root)) if options.file_root else ()
     roots = options.adapter_roots or ((options.file_root,) if options.file_root else ())
     loading = ("--objects", str(data / SOCKET), "--adapter-roots", json.dumps(list(map(str, roots))))
-    hosts = ("--allowed-hosts", json.dumps(options.allowed_hosts)) if options.allowed_hosts else ()
+    hosts = ("--allowed-hosts", ",".join(options.allowed_hosts)) if options.allowed_hosts else ()
     sharing = () if options.prefix_sharing else ("--no-prefix-sharing",)
     peers = ("--scheduler", at.scheduler, "--predictor", at.predictor)
     return [

@@ -95,8 +95,8 @@ class BatchCalls(BatchServicer):
     async def ReadFile(self, request: pb.FileRequest, context: Context) -> AsyncIterator[pb.FileChunk]:  # noqa: N802
         async with self.answering(context):
             with in_turn_of(request.namespace):
-                found = await files.find(self._server.engine, *codec.file_named(request))
-            async for block in blocks(self._server.storage, found.file_id):
+                file = await files.find(self._server.engine, *codec.file_named(request))
+            async for block in blocks(self._server.storage, file.file_id):
                 yield pb.FileChunk(chunk=block)
 
     @_answered

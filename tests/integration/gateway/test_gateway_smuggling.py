@@ -144,7 +144,7 @@ def framed(body: bytes, end: bytes = b"") -> list[bytes]:
 
 
 async def test_the_body_of_a_request_that_offers_another_protocol_is_its_own(world: World) -> None:
-    """Whatever the body reads like, however it is framed, behind another request and before one."""
+    """The body is read for every content and framing, between two requests."""
     for offer in OFFERS:
         for body, wanted in ((BODY, b"200"), (SMUGGLED * 2, b"400")):
             for rest in framed(body):

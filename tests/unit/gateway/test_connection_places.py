@@ -1,4 +1,4 @@
-"""Order in which connections give way to new ones."""
+"""The order in which connections give way at the bound of connections."""
 
 from typing import Any
 

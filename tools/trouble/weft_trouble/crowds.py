@@ -168,7 +168,7 @@ class Crowd:
             await self._answer(ends, _posted("/v1/responses", self._key, {**fields, "input": "a"}))
 
     async def _blank(self, ends: Ends, there: asyncio.Event) -> None:
-        """Start batches whose input is line ends alone."""
+        """Start batches with an input of empty lines."""
         form = form_of({"purpose": "batch"}, "lines.jsonl", b"\n" * BLANK_BYTES)
         upload = _head("POST", "/v1/files", self._key, "multipart/form-data; boundary=b", len(form)) + form
         while True:

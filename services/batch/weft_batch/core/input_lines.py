@@ -231,8 +231,8 @@ class InputReader:
             why = f"the file has more than {self._max_lines} lines"
             return [BatchError("too_many_lines", why, self._max_lines + 1)]
         if self._lines.too_many_blank_lines:
-            why = f"the file has more than {self._max_blank_lines} empty lines; remove them"
-            return [BatchError("too_many_blank_lines", why, self._lines.next_line)]
+            message = f"the file has more than {self._max_blank_lines} empty lines; remove them"
+            return [BatchError("too_many_blank_lines", message, self._lines.next_line)]
         if not self.total:
             return [BatchError("empty_file", "the file has no line")]
         return [] if self.good else self._first_errors

@@ -28,13 +28,13 @@ class ConnectionPlaces(Generic[C]):
             self._count(peer, -1)
 
     def idle(self, connection: C) -> None:
-        """Note that a connection waits for a request; it keeps its place where it waited before."""
+        """Note that a connection waits for a request. A waiting connection keeps its place."""
         if connection not in self._idle:
             self.busy(connection)
             self._idle[connection] = None
 
     def unfinished(self, connection: C, peer: str) -> None:
-        """Note that a connection's head is not complete; it keeps its place where that was so before."""
+        """Note that a connection's head is incomplete. A connection with an incomplete head keeps its place."""
         if connection not in self._peers:
             self.busy(connection)
             self._peers[connection] = peer
@@ -42,7 +42,7 @@ class ConnectionPlaces(Generic[C]):
             self._count(peer, +1)
 
     def next_to_go(self) -> C | None:
-        """Return the connection that gives way first, None without one that may."""
+        """Return the first connection to give way. None: all connections have a request."""
         peer = next(iter(self._by_count[-1]), None)
         return next(iter(self._idle if peer is None else self._heads[peer]), None)
 

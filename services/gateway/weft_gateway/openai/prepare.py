@@ -84,9 +84,8 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
             kept = params.truncated(tokens, pool.max_context_tokens)
             prompt.tokens, prompt.form = tuple(kept), form.after(kept, call.tokenizer.spelled)
             grammar = await state.grammars.grammar(tenant, prompt.form.output) if prompt.form.output else ""
-            drawn = replace(sampling, grammar=grammar) if grammar else sampling
-            shares_prefixes = state.settings.prefix_sharing
-            prepared.append(_request(call, index, prompt, drawn, shares_prefixes=shares_prefixes))
+            answers_sampling = replace(sampling, grammar=grammar) if grammar else sampling
+            prepared.append(_request(state, call, index, prompt, answers_sampling))
         _check_logprobs(prepared)
         # 8. The limits charged with what the call may use, and the one event that submits it.
         encoder = endpoint.encoder(params, call)
@@ -99,11 +98,8 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         return answer
 
 
-def _request(call: Call, index: int, prompt: Prompt, sampling: Sampling, *, shares_prefixes: bool) -> PreparedRequest:
-    """Return the request of one prompt, with an id of its own. `shares_prefixes`: among callers without a key.
-
-    Raises ParameterError.
-    """
+def _request(state: AppState, call: Call, index: int, prompt: Prompt, sampling: Sampling) -> PreparedRequest:
+    """Return the request of a prompt. Each prompt of a call has a request id. Raises ParameterError."""
     params, request_id = call.params, call.ids.request_id
     return PreparedRequest(
         request_id=f"{request_id}.{index}" if index else request_id,
@@ -120,7 +116,7 @@ def _request(call: Call, index: int, prompt: Prompt, sampling: Sampling, *, shar
         n=params.drawn,
         include_stop=params.include_stop_str_in_output,
         returns_tokens=params.return_token_ids,
-        cache_salt=params.cache_salt or ("" if call.principal.namespace or shares_prefixes else None),
+        cache_salt=params.cache_salt or ("" if call.principal.namespace or state.settings.prefix_sharing else None),
         traceparent=call.trace.traceparent if call.trace else "",
         open_ended=params.limit is None and params.unasked_tokens is None,
         bytes_of=prompt.form.readable(call.tokenizer.bytes_of, call.tokenizer.spelled_bytes_of),

@@ -352,7 +352,7 @@ def _chars(item: Any) -> int:
 
 
 def _stored(body: bytes, caller: Principal) -> dict[str, Any]:
-    """Parse a stored response. A key for some models reads those alone that it made. Raises NotFound."""
+    """Parse a stored response. A key for some models reads only responses made with that key. Raises NotFound."""
     stored = orjson.loads(body)
     if caller.models and stored.get("key_id") != caller.key_id:
         raise NotFound(no_response(stored["response"]["id"]))
@@ -410,6 +410,10 @@ async def _read(state: AppState, request: Request, write: Callable[[dict[str, An
     return await state.turns.parse(caller.tenant, lambda stored: write(_stored(stored, caller)), body)
 
 
+def _no_answer(_stored: dict[str, Any]) -> Response:
+    return Response()
+
+
 async def list_input_items(state: AppState, request: Request) -> Response:
     """List the input of a response that was kept, without what it continued; the last item first."""
     query = Query(request, "after", "limit", "order", "include", "include[]")
@@ -444,14 +448,14 @@ async def delete_response(state: AppState, request: Request) -> Response:
     """Forget a response; the responses that continue it cannot be continued any more."""
     caller, response_id = await caller_of(state, request, Action.CONVERSE), request.path_params["response_id"]
     if caller.models:
-        await one_response(state, request)  # NotFound, unless this key made it
+        await _read(state, request, _no_answer)  # NotFound, unless this key made it
     await state.batch.delete_response(caller.tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(state: AppState, request: Request) -> Response:
     """Refuse to cancel a response: it is answered while its caller waits. Raises BadRequest, NotFound."""
-    await one_response(state, request)
+    await _read(state, request, _no_answer)
     raise BadRequest("Cannot cancel a synchronous response.")
 
 
