@@ -168,16 +168,17 @@ class Crowd:
             await self._answer(ends, _posted("/v1/responses", self._key, {**fields, "input": "a"}))
 
     async def _blank(self, ends: Ends, there: asyncio.Event) -> None:
-        """Start batches with an input of empty lines."""
+        """Upload an input of empty lines, and start batches with it."""
         form = form_of({"purpose": "batch"}, "lines.jsonl", b"\n" * BLANK_BYTES)
         upload = _head("POST", "/v1/files", self._key, "multipart/form-data; boundary=b", len(form)) + form
+        file_id = json.loads(await self._answer(ends, upload)).get("id", "")
+        order = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        content = json.dumps(order).encode()
+        request = _head("POST", "/v1/batches", self._key, "application/json", len(content)) + content
         while True:
-            file_id = json.loads(await self._answer(ends, upload)).get("id", "")
-            order = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
-            content = json.dumps(order).encode()
-            head = _head("POST", "/v1/batches", self._key, "application/json", len(content))
-            await self._answer(ends, head + content)
+            await self._answer(ends, request)
             there.set()
+            await asyncio.sleep(FLOOD_S)
 
     async def _upload(self, ends: Ends, there: asyncio.Event) -> None:
         """Send an adapter that does not come to an end."""
