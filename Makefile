@@ -10,8 +10,8 @@ SEEDS ?= 500
 FIRST ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-numerics test-slow test-changed explore flakes mutants promises fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values lock clean
+.PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools newer-cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
+.PHONY: sim-check test-numerics test-slow test-changed explore flakes mutants promises fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values client-fields lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -107,14 +107,19 @@ fuzz: install  ## what strangers send, under coverage-guided fuzzing: TARGET=cha
 sanitize: install  ## the native library's tests under ASan + UBSan and TSan, on every level of this CPU: SANITIZE="tsan avx2" for one (needs clang)
 	@$(HARNESS).sanitize $(SANITIZE)
 
-test-operator: $(CLUSTER_OF_TESTS)  ## the operator against a real Kubernetes API server: that of KUBECONFIG, else our own (needs Go once)
-	@$(BIN)/python tests/suites.py operator
+# The installation with the newest Kubernetes and Helm 4, too, unless a cluster is given or NEWER=no.
+NEWER ?= $(if $(KUBECONFIG),no,yes)
+test-operator: $(CLUSTER_OF_TESTS) $(if $(filter yes,$(NEWER)),newer-cluster-tools)  ## the operator against a real Kubernetes API server: that of KUBECONFIG, else our own (needs Go once); NEWER=no leaves out Helm 4
+	@$(BIN)/python tests/suites.py $(if $(filter yes,$(NEWER)),operator-newer,operator)
 
 test-cluster: $(CLUSTER_OF_TESTS)  ## whole stack in pods: of KUBECONFIG's cluster with WEFT_IMAGE and WEFT_RUNNER_IMAGE, else on a node here (needs root, containerd)
 	@$(BIN)/python tests/suites.py cluster
 
 cluster-tools: install  ## build a Kubernetes for tests, once, into ~/.cache/weft (Go, gcc; 15 minutes on 2 cores)
 	@$(CLUSTER) build
+
+newer-cluster-tools: cluster-tools  ## build the newest Kubernetes and Helm 4 for `make test-operator`, once (Go; 6 minutes on 2 cores)
+	@WEFT_CLUSTER=newer $(CLUSTER) build
 
 autoscalers: cluster-tools  ## build KEDA and Prometheus for `make test-long`, once (Go; 10 minutes on 2 cores)
 	@$(HARNESS).autoscalers
@@ -164,8 +169,8 @@ $(MERMAID): | install
 proto: install  ## regenerate weft/wire/v1 from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. weft/wire/v1/*.proto
 
-crds: install  ## write the chart's CRDs and docs/api.md again from weft/api
-	$(BIN)/python -m weft.api.crd --write charts/weft/files/crds
+crds: install  ## write crds/, the chart's copy of it and docs/api.md again from weft/api
+	$(BIN)/python -m weft.api.crd --write crds charts/weft/files/crds
 	$(BIN)/python -m weft.api.reference --write docs/api.md
 
 models: install  ## write docs/reference/models.md again from the families' data
@@ -176,6 +181,9 @@ golden: install  ## write the chart's golden renders again (needs helm: make clu
 
 values: install  ## write the comments of the chart's values.yaml and its README's table again from values.schema.json
 	$(HARNESS).chart_values
+
+client-fields: install  ## write the request fields of the newest openai, anthropic and vllm again (a download of 350 MB)
+	$(HARNESS).client_fields
 
 ZIG_VERSION := 0.17.1
 lock: install  ## write requirements.lock, up.lock, those of the images and of the compiler again

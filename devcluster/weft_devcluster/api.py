@@ -129,10 +129,7 @@ class Api:
 
 def definitions() -> list[dict[str, Any]]:
     """Read this checkout's CRDs."""
-    return [
-        yaml.safe_load(path.read_text())
-        for path in sorted((ROOT / "charts" / "weft" / "files" / "crds").glob("*.yaml"))
-    ]
+    return [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
 
 
 def is_so(condition: str, status: str = "True") -> Callable[[dict[str, Any]], bool]:

@@ -25,7 +25,7 @@ KEPT_S = 30 * 86400.0  # how long a version stays that nobody asked for
 
 def build_all() -> Path:
     """Build everything for both levels; returns the folder. Raises BuildFailed, and ToolMissing without Go."""
-    build([tool.name for tool in tools.TOOLS])
+    build(tools.chosen())
     _download(tools.ELSEWHERE)
     install_packages()
     build([tools.PAUSE])
@@ -40,7 +40,7 @@ def build(names: Iterable[str]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         missing = [name for name in names if not tools.place(name).exists()]
         with owned_folder("building-", tools.folder()) as made:
-            _build_go([tool for tool in tools.TOOLS if tool.name in missing], made)
+            _build_go([tool for name, tool in tools.chosen().items() if name in missing], made)
             if tools.PAUSE in missing:
                 _build_pause(made)
         _forget(names)
@@ -73,7 +73,7 @@ def install_packages() -> None:
 
 
 def _build_go(missing: Sequence[tools.Tool], made: Path) -> None:
-    """Build the tools of our own module in one command: it compiles and links side by side, and each package once."""
+    """Build the tools of a module of ours in one command: it compiles and links side by side, and each package once."""
     if not missing:
         return
     go = shutil.which("go")
@@ -81,10 +81,10 @@ def _build_go(missing: Sequence[tools.Tool], made: Path) -> None:
         raise ToolMissing(
             f"Go is not installed, so {missing[0].name} is not built: apt-get install golang-go, or https://go.dev/dl"
         )
-    together = [tool for tool in missing if not tool.version]
-    if together:
-        command = [go, "build", *tools.go_flags(), "-o", f"{made}/", *(tool.package for tool in together)]
-        _compile(together, command, tools.SOURCES, made)
+    for module in sorted({tool.module for tool in missing if not tool.version}, reverse=True):
+        together = [tool for tool in missing if not tool.version and tool.module == module]
+        command = [go, "build", *tools.go_flags(module), "-o", f"{made}/", *(tool.package for tool in together)]
+        _compile(together, command, tools.MODULES / module, made)
     for tool in missing:
         if tool.version:
             _compile([tool], [go, "install", *tools.go_flags(), f"{tool.package}@{tool.version}"], made, made)
@@ -105,8 +105,14 @@ def _build_pause(made: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return
-    command = [compiler, *tools.pause_flags(), "-o", str(made / tools.PAUSE), str(tools.SOURCES / f"{tools.PAUSE}.c")]
-    _run(command, tools.SOURCES, {})
+    command = [
+        compiler,
+        *tools.pause_flags(),
+        "-o",
+        str(made / tools.PAUSE),
+        str(tools.MODULES / "tools" / f"{tools.PAUSE}.c"),
+    ]
+    _run(command, tools.MODULES / "tools", {})
     _keep(made, tools.PAUSE)
 
 

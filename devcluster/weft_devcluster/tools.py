@@ -4,8 +4,10 @@ Each lies below `${XDG_CACHE_HOME:-~/.cache}/weft/cluster-tools/NAME-DIGEST`, ou
 that decides what the build gives, so a changed version never meets an old binary, and a changed tool leaves the others
 where they are. `make cluster-tools`.
 
-Kubernetes and what shares most of its packages with it are one Go module (`SOURCES`): they are compiled together, and
-each package once.
+Kubernetes and what shares most of its packages with it are one Go module (`tools`): they are compiled together, and
+each package once. What needs newer packages of Kubernetes is another module (`newer`).
+
+`WEFT_CLUSTER=newer` chooses the newest Kubernetes and Helm 4, for the build and for whoever asks where a tool lies.
 """
 
 import hashlib
@@ -19,25 +21,31 @@ from typing import NamedTuple
 from weft_devcluster.errors import ToolMissing
 
 PAUSE = "pause"
-SOURCES = Path(__file__).parent / "tools"
+MODULES = Path(__file__).parent
+KUBERNETES = "kube-apiserver", "kube-controller-manager", "kubectl"
 
 
 class Tool(NamedTuple):
-    """A Go program: `package` at `version`; without one, a package that `SOURCES` has or requires."""
+    """A Go program: `package` at `version`; without one, a package that `module` below MODULES has or requires."""
 
     name: str
     package: str
     version: str = ""
+    module: str = "tools"
 
 
 TOOLS = (
-    *(Tool(name, f"k8s.io/kubernetes/cmd/{name}") for name in ("kube-apiserver", "kube-controller-manager", "kubectl")),
+    *(Tool(name, f"k8s.io/kubernetes/cmd/{name}") for name in KUBERNETES),
     *(Tool(name, f"k8s.io/kubernetes/cmd/{name}") for name in ("kubelet", "kube-scheduler", "kube-proxy")),
     Tool("etcd", "./etcd"),
     Tool("coredns", "./coredns"),
-    Tool("helm", "helm.sh/helm/v3/cmd/helm"),
+    Tool("helm", "helm.sh/helm/v3/cmd/helm", module="newer"),
     Tool("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
     Tool("registry", "github.com/distribution/distribution/v3/cmd/registry", "v3.0.0"),
+)
+NEWER = (  # in place of those of the same names
+    *(Tool(name, f"k8s.io/kubernetes/cmd/{name}", module="newer") for name in KUBERNETES),
+    Tool("helm", "helm.sh/helm/v4/cmd/helm", module="newer"),
 )
 
 
@@ -63,16 +71,20 @@ ELSEWHERE = (
 )
 
 
+def chosen() -> dict[str, Tool]:
+    """The tools that are in use, by their names."""
+    newer = NEWER if os.environ.get("WEFT_CLUSTER") == "newer" else ()
+    return {tool.name: tool for tool in (*TOOLS, *newer)}
+
+
 def kubernetes() -> str:
     """The version of Kubernetes."""
-    found = re.search(r"^\s*k8s\.io/kubernetes (v1\.\d+\.\d+)$", _go_mod(), re.MULTILINE)
-    assert found is not None
-    return found[1]
+    return _kubernetes_of(chosen()["kube-apiserver"].module)
 
 
-def go_flags() -> list[str]:
+def go_flags(module: str = "tools") -> list[str]:
     """The flags by which Go programs are built: nothing for debuggers (an eighth of the time)."""
-    at, version = "k8s.io/component-base/version", kubernetes()
+    at, version = "k8s.io/component-base/version", _kubernetes_of(module)
     minor = version.split(".")[1]
     stamp = f"-X {at}.gitVersion={version} -X {at}.gitMajor=1 -X {at}.gitMinor={minor}"
     return ["-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", "-ldflags", f"-s -w {stamp}"]
@@ -130,21 +142,25 @@ def definitions_of(of: Definitions) -> list[Path]:
     return found
 
 
-def _go_mod() -> str:
-    return (SOURCES / "go.mod").read_text()
+def _kubernetes_of(module: str) -> str:
+    text = (MODULES / module / "go.mod").read_text()
+    found = re.search(r"^\s*k8s\.io/kubernetes (v1\.\d+\.\d+)$", text, re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 def _digest(name: str) -> str:
     if name == PAUSE:
-        parts = [*pause_flags(), (SOURCES / f"{PAUSE}.c").read_text()]
+        parts = [*pause_flags(), (MODULES / "tools" / f"{PAUSE}.c").read_text()]
     else:
-        (tool,) = (tool for tool in TOOLS if tool.name == name)
-        parts = [*go_flags(), *tool, *_sources_of(tool)]
+        tool = chosen()[name]
+        parts = [*go_flags(tool.module), *tool[:3], *_sources_of(tool)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def _sources_of(tool: Tool) -> list[str]:
     if tool.version:
         return []
-    own = sorted((SOURCES / tool.package).glob("*.go"))  # none for a package of others
-    return [path.read_text() for path in (SOURCES / "go.mod", SOURCES / "go.sum", *own)]
+    module = MODULES / tool.module
+    own = sorted((module / tool.package).glob("*.go"))  # none for a package of others
+    return [path.read_text() for path in (module / "go.mod", module / "go.sum", *own)]

@@ -37,9 +37,10 @@ HTTP_ROUTE = (  # with everything that it can have
     '"rules": [{"matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}], "timeouts": {"request": "0s"}, '
     '"filters": [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-internal"]}}]}]}',
 )
+MAX_COLUMNS = 1 << 20  # no line of a golden render is broken
 COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
 _ELSEWHERE = "monitoring.coreos.com/v1,gateway.networking.k8s.io/v1"  # APIs that Kubernetes itself has not
-_KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", _ELSEWHERE)
+KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", _ELSEWHERE)
 _COPY = re.compile(r"# Source: weft/templates/(crds|dashboards)\.yaml")
 _MADE = re.compile(r"(tls\.crt|tls\.key|ca\.crt|caBundle|serving\.weft\.dev/renew-after): \S+")
 
@@ -64,9 +65,15 @@ def helm(*arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
 
 
 @cache
+def helm_major() -> int:
+    """The major version of Helm."""
+    return int(helm("version", "--short").removeprefix("v").partition(".")[0])
+
+
+@cache
 def render(name: str, *flags: str | Path, namespace: str = NAMESPACE) -> str:
     """The manifests of a value set, as text. Each is made once in a process."""
-    where = ("--namespace", namespace, *_KUBERNETES, "-f", values_of(name))
+    where = ("--namespace", namespace, *KUBERNETES, "-f", values_of(name))
     return helm("template", "weft", CHART, *where, *flags)
 
 
@@ -122,10 +129,17 @@ def arguments_of(found: Sequence[Json], component: str) -> list[str]:
 
 
 def golden(text: str) -> str:
-    """A render without what is drawn anew each time, and without copies of files: CRDs and dashboards."""
-    documents = re.split(r"(?m)^---\n", text)
-    kept = [text for text in documents if text.strip() and not _COPY.search(text)]
-    return "---\n" + "---\n".join(_MADE.sub(r"\1: MADE", text) for text in kept)
+    """A render's objects in the order of their names: Helm 3 and 4 differ in order and in empty lines.
+
+    Without what is drawn anew each time, and without copies of files: CRDs and dashboards.
+    """
+    documents = [text for text in re.split(r"(?m)^---\n", text) if not _COPY.search(text)]
+    kept = sorted(objects("---\n".join(documents)), key=lambda obj: (obj["kind"], *_place(obj)))
+    return _MADE.sub(r"\1: MADE", yaml.dump_all(kept, Dumper=yaml.CSafeDumper, explicit_start=True, width=MAX_COLUMNS))
+
+
+def _place(obj: Json) -> tuple[str, str]:
+    return obj["metadata"]["name"], obj["metadata"].get("namespace", "")
 
 
 def goldens() -> Iterator[tuple[Path, str]]:

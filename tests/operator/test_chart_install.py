@@ -6,6 +6,7 @@ The first test has an API server without our CRDs; they come with the chart, and
 import base64
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +22,17 @@ from harness.waiting import PATIENCE_S
 from weft.api.conversion import convert
 from weft.wire.tls import FILES, Tls
 from weft_devcluster.errors import Refused
+from weft_devcluster.values import merged
 
 pytestmark = needs_own("begins with an API server that does not have our CRDs")
 
 NAMESPACE = "weft-system"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+APART = ("gpu-pools",)  # whose pools are not in the release's namespace
 NO_WEBHOOK = ("--set", "admission.enabled=false")
+CRDS = chart.ROOT / "crds"
+GATEWAY = f"deployment/weft-gateway --namespace={NAMESPACE}".split()
+BEFORE = "app.kubernetes.io/component=gateway-before"
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +52,21 @@ class Release:
         self._plane = plane
 
     def run(self, verb: str, name: str, *flags: str) -> str:
+        return self.of(chart.CHART, verb, name, *flags)
+
+    def of(self, folder: Path, verb: str, name: str, *flags: str) -> str:
         patience = f"--timeout={PATIENCE_S:.0f}s"
-        return self.helm(verb, "weft", chart.CHART, "-f", values_of(name), patience, *flags)
+        return self.helm(verb, "weft", folder, "-f", values_of(name), patience, *flags)
+
+    @property
+    def forced(self) -> tuple[str, ...]:
+        """The flag of Helm 4 that takes fields which somebody else has set. Helm 3 asks nobody."""
+        return ("--force-conflicts",) if chart.helm_major() > 3 else ()
+
+    def apply_crds(self) -> None:
+        """Apply the definitions as docs/upgrade.md says."""
+        ours = ("--server-side", "--force-conflicts", "--field-manager=helm")
+        self._plane.kubectl("apply", *ours, "-f", CRDS)
 
     def helm(self, *arguments: str | Path) -> str:
         where = (f"--kubeconfig={self._plane.kubeconfig}", f"--namespace={NAMESPACE}")
@@ -66,6 +85,25 @@ def release(plane: Cluster) -> Release:
 
 def pool(name: str) -> Json:
     return bad_manifests.pool(name, NAMESPACE, model={"uri": "hf:org/model"})
+
+
+def test_definitions_of_kubectl_become_the_releases_and_change_with_it(
+    plane: Cluster, release: Release, tmp_path: Path
+) -> None:
+    plane.kubectl("apply", "-f", CRDS)
+    plane.wait("--for=condition=Established", "-f", CRDS)
+    with pytest.raises(HelmRefused, match="invalid ownership metadata"):
+        release.run("install", "default", *NO_WEBHOOK)
+    release.run("install", "default", "--take-ownership", *NO_WEBHOOK)
+    newer = shutil.copytree(chart.CHART, tmp_path / "newer")
+    for path in (newer / "files" / "crds").glob("*.yaml"):
+        path.write_text(path.read_text().replace("Whether it serves.", "Whether it serves now."))
+    release.apply_crds()
+    release.of(newer, "upgrade", "default", *NO_WEBHOOK)
+    (version,) = plane.get("crds", "servingpools.serving.weft.dev")["spec"]["versions"]
+    assert "Whether it serves now." in {column["description"] for column in version["additionalPrinterColumns"]}
+    release.helm("uninstall", "weft", "--wait")
+    plane.kubectl("delete", "-f", CRDS)
 
 
 def test_an_operator_that_comes_before_its_crds_waits_for_them_and_then_works(
@@ -108,6 +146,7 @@ def test_the_api_server_takes_every_object_of_a_value_set(
     made = chart.objects("\n---\n".join(manifests))
     assert "kubectl apply -f" in notes
     assert ("kubectl apply -f examples/quickstart" in notes) == (name == "dev"), "it has file: sources"
+    assert ("give pools a namespace of their own" in notes) == (name not in APART)
     assert len(made) > 20
     refused = {"Pod"} if name == "dev" else set[str]()  # with a folder of the node, in a namespace that is restricted
     plane.apply(*(obj for obj in made if obj["kind"] not in refused), dry_run=True)
@@ -176,7 +215,7 @@ def test_a_lost_certificate_and_one_in_the_last_third_of_its_life_are_made_anew_
     plane.kubectl("delete", "secret", "weft-depot-tls", "-n", NAMESPACE)
     annotation = "serving.weft.dev/renew-after=1"
     plane.kubectl("annotate", "--overwrite", "secret", "weft-gateway-tls", "-n", NAMESPACE, annotation)
-    installed.run("upgrade", "default", "--reset-values")
+    installed.run("upgrade", "default", "--reset-values", *installed.forced)
     after = installed.secrets()
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"weft-depot-tls", "weft-gateway-tls"}
@@ -193,7 +232,7 @@ def test_an_upgrade_refuses_while_pools_are_of_an_earlier_form_and_says_what_to_
     plane: Cluster, installed: Release
 ) -> None:
     name = "servingpools.serving.weft.dev"
-    today = yaml.safe_load((chart.CHART / "files" / "crds" / f"{name}.yaml").read_text())
+    today = yaml.safe_load((CRDS / f"{name}.yaml").read_text())
     earlier = json.loads(json.dumps(today))
     spec = earlier["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     spec["properties"]["scheduler"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -212,6 +251,83 @@ def test_an_upgrade_refuses_while_pools_are_of_an_earlier_form_and_says_what_to_
     installed.run("upgrade", "default")
     assert plane.get("servingpools", "earlier", NAMESPACE)["spec"]["advanced"]["queue"] == "s3"
     plane.empty(NAMESPACE, ("servingpools",))
+
+
+def test_helm_4_names_what_kubectl_has_changed_and_takes_it_back_when_forced(
+    plane: Cluster, installed: Release
+) -> None:
+    installed.run("upgrade", "default", "--reset-values")
+    plane.kubectl("scale", *GATEWAY, "--replicas=4")
+    if installed.forced:
+        with pytest.raises(HelmRefused, match=r'conflict with "kubectl" with subresource "scale".*\.spec\.replicas'):
+            installed.run("upgrade", "default", "--reset-values")
+        assert replicas(plane) == 4
+    installed.run("upgrade", "default", "--reset-values", *installed.forced)
+    assert replicas(plane) == 2
+
+
+def replicas(plane: Cluster) -> int:
+    return plane.get("deployments", "weft-gateway", NAMESPACE)["spec"]["replicas"]
+
+
+def test_gateways_that_begin_to_scale_are_never_fewer(plane: Cluster, installed: Release) -> None:
+    """Run the commands of docs/upgrade.md, for Helm 4 and for Helm 3."""
+    installed.run("upgrade", "default", "--reset-values", "--set", "gateway.replicas=5")
+    plane.wait_until("deployment", "weft-gateway", NAMESPACE, lambda found: pods_of(found) == 5, "has 5 pods")
+
+    def scale(least: int) -> None:
+        values = f"gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas={least}"
+        installed.run("upgrade", "default", "--reset-values", "--set", values)
+
+    def has(count: int) -> None:
+        plane.wait_until("deployment", "weft-gateway", NAMESPACE, lambda found: pods_of(found) == count, f"has {count}")
+
+    mark = plane.mark()
+    if not installed.forced:
+        with pytest.raises(HelmRefused, match=r"leave 1 of 5 gateways.*gateways-that-scale"):
+            scale(5)
+        plane.kubectl("delete", *GATEWAY, "--cascade=orphan")
+        selected = ("--selector=app.kubernetes.io/component=gateway", f"--namespace={NAMESPACE}")
+        plane.kubectl("label", "replicaset", *selected, "--overwrite", BEFORE)
+    scale(5)
+    has(5)
+    assert [write for write in plane.writes(mark) if (write.verb, write.resource) == ("delete", "pods")] == []
+    plane.kubectl("delete", "replicaset", f"--selector={BEFORE}", f"--namespace={NAMESPACE}")
+    scale(7)
+    has(7)  # the autoscaler has changed it
+    scale(6)
+    assert replicas(plane) == 7
+    for _ in range(2):  # the autoscaler may act once more before Helm deletes it
+        installed.run("upgrade", "default", "--reset-values", *installed.forced)
+    assert replicas(plane) == 2
+
+
+def pods_of(deployment: Json) -> int:
+    return deployment.get("status", {}).get("replicas", 0)
+
+
+def test_an_upgrade_refuses_while_pools_mount_what_the_values_do_not_list_and_says_which_value_to_set(
+    plane: Cluster, installed: Release
+) -> None:
+    plane.kubectl("delete", "validatingwebhookconfiguration", "weft-weft-system")  # its operator has no pod
+    folder, claim = {"hostPath": {"path": "/srv/a"}}, {"persistentVolumeClaim": {"claimName": "c"}}
+    for name, cache in {"a": folder, "b": claim, "e": {"emptyDir": {}}}.items():
+        plane.apply(merged(pool(name), {"spec": {"model": {"name": name}, "modelCache": cache}}))
+    plane.apply(bad_manifests.pool("a", "acme", modelCache={"hostPath": {"path": "/srv/elsewhere"}}))  # has no pods
+    listed: Json = {"hostPaths": ["/srv/x"], "claims": []}
+    with pytest.raises(HelmRefused) as refused:
+        installed.run("upgrade", "default", "--set-json", f"operator.modelCache={json.dumps(listed)}")
+    said = re.search(
+        r"does not list: (.+?)\. Give them emptyDir.*?\n *operator:\n *(modelCache: .+)", str(refused.value)
+    )
+    assert said is not None, str(refused.value)
+    wanted = yaml.safe_load(said[2])["modelCache"]
+    assert sorted(said[1].split(", ")) == ["/srv/a", "weft-system/c"]
+    assert wanted == {"hostPaths": ["/srv/x", "/srv/a"], "claims": ["weft-system/c"]}
+    installed.run("upgrade", "default", "--set-json", f"operator.modelCache={json.dumps(wanted)}")
+    for namespace in (NAMESPACE, "acme"):
+        plane.empty(namespace, ("servingpools",))
+    installed.run("upgrade", "default", "--reset-values")
 
 
 def test_another_release_does_not_take_the_crds_over(installed: Release) -> None:

@@ -17,12 +17,13 @@ from kubernetes.client import AuthorizationV1Api, CoreV1Api, V1SubjectAccessRevi
 from harness import chart
 from harness.cluster.cluster import Cluster
 from harness.cluster.rights import grants
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, eventually
 from weft.leadership.election import Election
 from weft.leadership.errors import LeaseUnavailable
 from weft.leadership.lease import LeaseTimings
 from weft.leadership.lease_api import LeaseApi
 from weft_operator.core import (
+    RUNNER_LABEL,
     AddFinalizer,
     ApplyChild,
     Child,
@@ -104,17 +105,19 @@ class World:
         """Something that a pool owns, as small as its schema allows."""
         resource = BY_KIND[kind]
         labels = {"app.kubernetes.io/managed-by": "weft-operator", "app": name}
-        pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "runner", "image": "runner"}]}}
+        runner = {"app": name, "app.kubernetes.io/component": "runner", RUNNER_LABEL: name}
+        spec = {"containers": [{"name": "runner", "image": "runner"}], "automountServiceAccountToken": False}
+        pod = {"metadata": {"labels": runner}, "spec": {**spec, "serviceAccountName": "p-runners"}}
         specs: dict[str, Object] = {
             "Deployment": {"spec": {"replicas": 0, "selector": {"matchLabels": {"app": name}}, "template": pod}},
             "StatefulSet": {
                 "spec": {"replicas": 0, "serviceName": "x", "selector": {"matchLabels": {"app": name}}, "template": pod}
             },
-            "NetworkPolicy": {"spec": {"podSelector": {"matchLabels": {"app": name}}}},
-            "Service": {"spec": {"clusterIP": "None", "selector": {"app": name}}},
+            "NetworkPolicy": {"spec": {"podSelector": {"matchLabels": runner}}},
+            "Service": {"spec": {"clusterIP": "None", "selector": runner}},
             "PodDisruptionBudget": {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": name}}}},
             "ServiceAccount": {},
-            "Pod": {"spec": pod["spec"]},
+            "Pod": {"spec": spec},
         }
         owner = {key: value for key, value in self._owner().items() if kind != "Pod"}
         meta = {"name": name, "namespace": self.pools, "labels": labels} | (
@@ -335,7 +338,7 @@ def split(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def installed(control_plane: Cluster) -> Iterator[Installed]:
-    """The chart's RBAC objects, applied."""
+    """The chart's RBAC objects and the operator's policies, applied."""
     release, pools = control_plane.create_namespace("release"), control_plane.create_namespace("pools")
     flags = (
         "--set",
@@ -343,7 +346,8 @@ def installed(control_plane: Cluster) -> Iterator[Installed]:
     )
     found = chart.objects(chart.render("default", *flags, namespace=release))
     kinds = ("ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
-    objects = [obj for obj in found if obj["kind"] in kinds]
+    policies = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    objects = [obj for obj in found if obj["kind"] in kinds + policies]
     control_plane.apply(*objects)
     where = {release: RELEASE, pools: POOLS, SYSTEM: SYSTEM, None: EVERYWHERE}
     rules: dict[str, list[dict[str, Any]]] = {}
@@ -435,9 +439,23 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
         assert not allowed(Right(RELEASE, "coordination.k8s.io", "leases", "update"), installed.release, "another")
 
 
+async def is_bounded(world: World) -> bool:
+    """Whether the policies are in effect."""
+    adapter, change = world.own("LoRAAdapter")["metadata"], {"metadata": {"labels": {"a": "b"}}}
+    path = BY_KIND["LoRAAdapter"].path(adapter["namespace"], adapter["name"])
+    try:
+        await world.api.request(
+            "PATCH", path, body=change, content_type="application/merge-patch+json", query={"dryRun": "All"}
+        )
+    except ApiFailed as refused:
+        return "ValidatingAdmissionPolicy" in refused.message
+    return False
+
+
 async def test_with_all_rights_the_operators_code_does_everything(control_plane: Cluster, installed: Installed) -> None:
     by = control_plane.token_of(installed.release, "weft-operator")
     async with acting(control_plane, installed, by.token) as world:
+        await eventually(lambda: is_bounded(world))
         for use in dict.fromkeys(USES.values()):
             await use(world)
 

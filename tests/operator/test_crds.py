@@ -1,14 +1,17 @@
 """The CRDs at a real API server: it takes them, refuses what is in the table, and reads well in kubectl."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes.client import CustomObjectsApi
 from kubernetes.client.exceptions import ApiException
 
 from harness.bad_manifests import BAD, GOOD, Bad, Manifest, adapter, pool
+from harness.chart import CHART, ROOT
 from harness.cluster.cluster import Cluster
 from weft.api.manifests import parse_object
 
@@ -78,7 +81,18 @@ def test_on_the_right_side_of_a_bound_it_is_taken_with_the_same_defaults(
     api: CustomObjectsApi, default_namespace: str, name: str
 ) -> None:
     wish = at(default_namespace, GOOD[name])
-    assert create(api, wish, dry_run=True)["spec"] == parse_object(wish).to_dict()["spec"]
+    assert create(api, wish, dry_run=True)["spec"] == with_local_defaults(wish)
+
+
+def with_local_defaults(wish: Manifest) -> Manifest:
+    """The spec with the defaults of the local API. Lists stay as they are written: a merge patch replaces them."""
+
+    def stored(written: Any, local: Any) -> Any:
+        if isinstance(written, dict) and isinstance(local, dict):
+            return {name: stored(written[name], value) if name in written else value for name, value in local.items()}
+        return written if isinstance(written, list) else local
+
+    return stored(wish["spec"], parse_object(wish).to_dict()["spec"])
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +145,8 @@ def test_defaults_are_those_of_the_local_api_and_applying_twice_changes_nothing(
 ) -> None:
     wish = at(namespace, manifest)
     stored = create(api, wish)
-    assert stored["spec"] == parse_object(wish).to_dict()["spec"]
+    assert stored["spec"] == with_local_defaults(wish)
+    assert parse_object(stored).to_dict()["spec"] == parse_object(wish).to_dict()["spec"]
     for _ in range(2):
         control_plane.apply(wish)
     again = api.get_namespaced_custom_object(*path(wish))
@@ -139,6 +154,50 @@ def test_defaults_are_those_of_the_local_api_and_applying_twice_changes_nothing(
     control_plane.apply(wish)
     last = api.get_namespaced_custom_object(*path(wish))
     assert last["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
+
+
+def test_what_kubectl_or_argo_cd_applies_again_is_unchanged(control_plane: Cluster, namespace: str) -> None:
+    """Their patch is empty: what the manifest has is in the object, with lists as they are written."""
+    wishes = [
+        {**wish, "metadata": {**wish["metadata"], "name": f"wish-{number}", "namespace": namespace}}
+        for number, wish in enumerate([*shown(), *GOOD.values(), FULL_POOL, FULL_ADAPTER])
+    ]
+    assert {wish["kind"] for wish in wishes} == {"ServingPool", "LoRAAdapter", "APIKey"}
+    manifests = json.dumps({"apiVersion": "v1", "kind": "List", "items": wishes})
+    control_plane.kubectl("apply", "-f", "-", stdin=manifests)
+    lives = [control_plane.get(wish["kind"].lower() + "s", wish["metadata"]["name"], namespace) for wish in wishes]
+    patches = {wish["metadata"]["name"]: merge_patch(live, wish) for wish, live in zip(wishes, lives, strict=True)}
+    assert {name: patch for name, patch in patches.items() if patch} == {}
+    again = control_plane.kubectl("apply", "-f", "-", stdin=manifests).splitlines()
+    assert [line for line in again if not line.endswith(" unchanged")] == []
+    assert len(again) == len(wishes)
+    control_plane.kubectl("diff", "-f", "-", stdin=manifests)  # its exit code 1 is Refused: there is a difference
+
+
+def shown() -> Iterator[Manifest]:
+    """The objects of examples/ and of the pages' and the chart's examples."""
+    texts = [path.read_text() for path in sorted(ROOT.glob("examples/**/*.yaml"))]
+    pages = (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+    texts += [block for page in pages for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", page.read_text())]
+    texts.append(yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]["artifacthub.io/crdsExamples"])
+    for text in texts:
+        if "{name, namespace, labels?" not in text:  # a form, which no object has
+            for document in yaml.safe_load_all(text):
+                for found in document if isinstance(document, list) else [document]:
+                    if isinstance(found, dict) and str(found.get("apiVersion", "")).startswith(GROUP):
+                        yield found
+
+
+def merge_patch(live: Manifest, wish: Manifest) -> Manifest:
+    """Return the JSON merge patch from `live` to `wish`, the manifest that was applied last."""
+    patch = dict[str, Any]()
+    for name, value in wish.items():
+        there = live.get(name)
+        if isinstance(value, dict) and isinstance(there, dict):
+            patch |= {name: below} if (below := merge_patch(there, value)) else {}
+        elif there != value:
+            patch[name] = value
+    return patch
 
 
 def test_a_status_that_the_operator_writes_is_kept_whole_and_kubectl_shows_it(

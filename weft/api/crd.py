@@ -1,4 +1,4 @@
-"""Typed resources -> CustomResourceDefinitions: `python -m weft.api.crd --write FOLDER`.
+"""Typed resources -> CustomResourceDefinitions: `python -m weft.api.crd --write FOLDER ...`.
 
 The schema comes from the same types that read manifests, so both refuse the same things. What a type cannot
 express (a field that is set once, one field that depends on another) is a CEL rule beside the type.
@@ -44,11 +44,12 @@ def render(crd: Json) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="weft.api.crd", description="Writes the CustomResourceDefinitions.")
-    parser.add_argument("--write", metavar="FOLDER", type=Path, required=True, help="where the files go")
-    folder: Path = parser.parse_args(argv).write
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, crd in crds().items():
-        (folder / name).write_text(render(crd))
+    parser.add_argument("--write", metavar="FOLDER", type=Path, nargs="+", required=True, help="where the files go")
+    texts = {name: render(crd) for name, crd in crds().items()}
+    for folder in parser.parse_args(argv).write:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text)
     return 0
 
 
@@ -87,7 +88,7 @@ def _root(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey]) -> Json:
     fields = cast("dict[str, Json]", schema["properties"])
     return {
         "type": "object",
-        "description": schema["description"],
+        "description": _paragraphs(schema["description"]),
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
@@ -100,22 +101,31 @@ def _root(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey]) -> Json:
     }
 
 
-def _structural(schema: Json, definitions: dict[str, Json]) -> Json:
-    """Convert pydantic's JSON Schema to Kubernetes' structural schema: no $ref, no anyOf, every field typed."""
+def _structural(schema: Json, definitions: dict[str, Json], *, in_list: bool = False) -> Json:
+    """Convert pydantic's JSON Schema to Kubernetes' structural schema: no $ref, no anyOf, every field typed.
+
+    `in_list`: a merge patch replaces a whole list, so a default that the API server adds to an item would be a
+    difference between a manifest and its object for ever. Such a default is told, and the readers know it.
+    """
     schema = _inlined(schema, definitions)
     out = {name: value for name, value in schema.items() if name not in _DROPPED}
     if out.get("default", 0) is None:
         del out["default"]
+    if "description" in out:
+        out["description"] = _paragraphs(out["description"])
+    if in_list and "default" in out:
+        default = out.pop("default")
+        out["description"] += f" The default is {default}." if default != "" else ""
     if "properties" in out:
         fields = cast("dict[str, Json]", out["properties"])
-        out["properties"] = {name: _structural(field, definitions) for name, field in fields.items()}
+        out["properties"] = {name: _structural(field, definitions, in_list=in_list) for name, field in fields.items()}
         if isinstance(default := out.get("default"), dict):  # whole: the API server checks it by the rules as it stands
             out["default"] = _without_nulls(cast("Json", default))
     values = out.pop("additionalProperties", False)
     if isinstance(values, dict):
-        out["additionalProperties"] = _structural(cast("Json", values), definitions)
+        out["additionalProperties"] = _structural(cast("Json", values), definitions, in_list=in_list)
     if "items" in out:
-        out["items"] = _structural(out["items"], definitions)
+        out["items"] = _structural(out["items"], definitions, in_list=True)
         out.pop("default", None)
     if out.get("pattern") in PATTERN_HELP:
         # as a rule: the API server's message then is what to write, not which expression did not match
@@ -125,6 +135,11 @@ def _structural(schema: Json, definitions: dict[str, Json]) -> Json:
     if out.get("type") == "integer":
         out["format"] = "int64" if out.get("maximum", 1 << 62) >= 1 << 31 else "int32"
     return _ordered(out)
+
+
+def _paragraphs(text: str) -> str:
+    """Write a line for each paragraph: `kubectl explain` wraps lines, and keeps their ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:

@@ -6,6 +6,7 @@ The reasons of an artifact that was not taken are `weft.domain.model.errors.Reas
 from weft.domain.model.errors import Reason
 
 ADVICE: dict[str, str] = {
+    "VolumeNotAllowed": "use modelCache.emptyDir, or have the volume listed (operator.modelCache of the chart).",
     "PoolNotFound": "spec.poolRef names no ServingPool; create it or correct the name. It is tried again.",
     "NotPermitted": "the pool does not accept this namespace; its owner can add it to spec.allowedNamespaces.",
     "NameConflict": "an older object serves this model name; set another spec.modelName.",

@@ -173,16 +173,18 @@ class ClaimCache(ApiModel):
     """A folder of a PersistentVolumeClaim."""
 
     claim_name: ObjectName
-    """The name of the claim, in the pool's namespace. Without it the pods do not start, and Available is False with
-    reason Unschedulable."""
+    """The name of the claim, in the pool's namespace, which the platform has to list as NAMESPACE/NAME (the chart's
+    operator.modelCache.claims). Without the claim the pods do not start, and Available is False with reason
+    Unschedulable."""
 
 
 class HostPathCache(ApiModel):
     """A folder of the node."""
 
     path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)]
-    """The folder, which has to exist on each node and be writable for the runners' user (65532). Namespaces under the
-    Pod Security levels baseline and restricted refuse such pods."""
+    """The folder, which the platform has to list exactly so (the chart's operator.modelCache.hostPaths). It has to
+    exist on each node and be writable for the runners' user (65532). Namespaces under the Pod Security levels baseline
+    and restricted refuse such pods."""
 
 
 class ModelCache(ApiModel):
@@ -204,8 +206,7 @@ class ModelCache(ApiModel):
     to be ReadWriteMany where its pods are on several nodes, of a file system that passes on flock's locks."""
     host_path: HostPathCache | None = None
     """A folder of the node, which all runners there share as those of a claim do, also those of other pools. With weft
-    up it is a folder of the machine. Whoever may write pools names a folder of the nodes here: leave pools to the
-    platform where that matters."""
+    up it is any folder of the machine."""
 
     @property
     def is_shared(self) -> bool:
@@ -425,7 +426,8 @@ class ServingPoolSpec(ApiModel):
             "runnerGroups",
             "the groups' minRunners add up to more than autoscaling.maxReplicas",
             "!has(self.autoscaling) || !has(self.runnerGroups) || "
-            "self.runnerGroups.map(group, group.minRunners).sum() <= self.autoscaling.maxReplicas",
+            "self.runnerGroups.map(group, has(group.minRunners) ? group.minRunners : 0).sum() "
+            "<= self.autoscaling.maxReplicas",
             lambda spec: spec.autoscaling is None or _least(spec) <= spec.autoscaling.max_replicas,
         ),
         Rule(
@@ -449,8 +451,8 @@ class ServingPoolSpec(ApiModel):
             "runnerGroups",
             "with phases.mode Split all groups have the same phase: nobody is left for the other one",
             "self.phases.mode == 'Unified' || !has(self.runnerGroups) || size(self.runnerGroups) == 0 || "
-            "!(self.runnerGroups.all(group, group.phase == 'Prompt') || "
-            "self.runnerGroups.all(group, group.phase == 'Token'))",
+            "!(self.runnerGroups.all(group, has(group.phase) && group.phase == 'Prompt') || "
+            "self.runnerGroups.all(group, has(group.phase) && group.phase == 'Token'))",
             lambda spec: spec.phases.mode == "Unified" or _for_both(spec),
         ),
         Rule(
@@ -526,9 +528,11 @@ class ServingPoolSpec(ApiModel):
     memory: Memory = Memory()
     """The memory of one runner, and how it serves a model that is larger."""
     model_cache: ModelCache | None = None
-    """The folder in which runners keep the files of the base model and of adapters. In a folder that they share nothing
-    is removed that a living runner uses, and what none uses only until a fifth of the disk is free, what was used
-    longest ago first. By default it is an emptyDir without a limit. A change replaces the runners."""
+    """The folder in which runners keep the files of the base model and of adapters. In a cluster the platform lists the
+    folders of nodes and the claims that pools may name, by default none: others are refused with VolumeNotAllowed. In a
+    folder that they share nothing is removed that a living runner uses, and what none uses only until a fifth of the
+    disk is free, what was used longest ago first. By default it is an emptyDir without a limit. A change replaces the
+    runners."""
     rollout: Rollout = Rollout()
     """How runners are replaced when the pool changes. When what the installation gives all runners changes (a new
     version), pools are replaced one after the other, those in order first, unless the platform allows more at a

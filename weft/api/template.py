@@ -1,7 +1,9 @@
 """What the owner of a pool may set of its pods, and no more.
 
-A pool's owner gets neither volumes, security contexts, service accounts nor commands: with them a pool would be a way
-to a node's files or to another's rights. Those are the platform's (`--site` of the operator, the chart's values).
+A pool's owner gets neither volumes, security contexts, service accounts nor commands, nor annotations by which a
+container runtime or an injector gives them: with them a pool would be a way to a node's files or to another's rights.
+Those are the platform's (`--runner-defaults` of the operator, the chart's values), and so is the list of folders that
+`modelCache` may name.
 """
 
 import re
@@ -20,6 +22,10 @@ MAX_POOL_RUNNERS = 1024
 GPU = "nvidia.com/gpu"  # the resource: a pool whose template limits it has runners on GPUs
 QUANTITY_PATTERN = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 RESERVED = ("serving.weft.dev/", "app.kubernetes.io/", "controller.kubernetes.io/")
+OF_THE_NODE = (  # annotations by which runtimes and Istio lift confinement, or mount devices and volumes
+    "cdi.k8s.io/", "container.apparmor.security.beta.kubernetes.io/", "io.katacontainers.", "io.kubernetes.cri-o.",
+    "sidecar.istio.io/user",
+)  # fmt: skip
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
@@ -63,14 +69,16 @@ def _keys(field: str, entries: Callable[[Any], dict[str, str] | None]) -> Rule:
     )
 
 
-def _not_reserved(field: str, entries: Callable[[Any], dict[str, str] | None]) -> Rule:
+def _not_reserved(
+    field: str, entries: Callable[[Any], dict[str, str] | None], prefixes: tuple[str, ...], whose: str
+) -> Rule:
     def holds(value: Any) -> bool:
-        return not any(key.startswith(RESERVED) for key in entries(value) or {})
+        return not any(key.startswith(prefixes) for key in entries(value) or {})
 
-    reserved = " || ".join(f"key.startsWith('{prefix}')" for prefix in RESERVED)
+    reserved = " || ".join(f"key.startsWith('{prefix}')" for prefix in prefixes)
     return Rule(
         field,
-        f"keys that begin with {', '.join(RESERVED)} are the operator's own",
+        f"keys that begin with {', '.join(prefixes)} are {whose}",
         f"!has(self.{field}) || !self.{field}.exists(key, {reserved})",
         holds,
     )
@@ -112,8 +120,9 @@ class RunnerTemplate(ApiModel):
         _keys("labels", lambda template: template.labels),
         _keys("annotations", lambda template: template.annotations),
         _keys("nodeSelector", lambda template: template.node_selector),
-        _not_reserved("labels", lambda template: template.labels),
-        _not_reserved("annotations", lambda template: template.annotations),
+        _not_reserved("labels", lambda template: template.labels, RESERVED, "the operator's own"),
+        _not_reserved("annotations", lambda template: template.annotations, RESERVED, "the operator's own"),
+        _not_reserved("annotations", lambda template: template.annotations, OF_THE_NODE, "for the platform to set"),
         unique_names("env", lambda template: template.env),
         Rule(
             "priorityClassName",
@@ -160,7 +169,7 @@ class RunnerGroup(ApiModel):
         Rule(
             "maxRunners",
             "maxRunners must be at least minRunners",
-            "!has(self.maxRunners) || self.maxRunners >= self.minRunners",
+            "!has(self.maxRunners) || !has(self.minRunners) || self.maxRunners >= self.minRunners",
             lambda group: group.max_runners is None or group.max_runners >= group.min_runners,
         ),
     )

@@ -16,18 +16,38 @@ container:
 {{- end -}}
 
 {{/*
-What `common.pod` and the component's `pod` lay over its pod: maps are merged, lists of many things come after each other.
-(dict "root" $ "component" "scheduler")
+A list in which each value of a key is there once: the last item counts, at the place of the first. With two of a name
+an API server refuses a server-side apply, and a client-side merge keeps either. (list "mountPath" $items)
+*/}}
+{{- define "weft.byKey" -}}
+{{- $key := first . -}}
+{{- $last := dict -}}
+{{- $values := list -}}
+{{- range last . -}}
+{{- $values = append $values (get . $key) -}}
+{{- $_ := set $last (get . $key) . -}}
+{{- end -}}
+{{- $items := list -}}
+{{- range uniq $values -}}
+{{- $items = append $items (get $last .) -}}
+{{- end -}}
+{{- toYaml $items -}}
+{{- end -}}
+
+{{/*
+What `common.pod` and the component's `pod` lay over its pod: maps are merged, lists of many things come after each
+other, joined by their key where they have one. (dict "root" $ "component" "scheduler")
 */}}
 {{- define "weft.overlay" -}}
 {{- $default := include "weft.securityContexts" . | fromYaml -}}
 {{- $common := .root.Values.common.pod -}}
 {{- $own := (index .root.Values .component).pod | default dict -}}
 {{- $merged := mergeOverwrite (dict "metadata" dict) $default (deepCopy $common) (deepCopy $own) -}}
-{{- range $part, $names := dict "spec" (list "tolerations" "volumes") "container" (list "env" "envFrom" "volumeMounts") -}}
-{{- range $name := $names -}}
+{{- $container := dict "env" "name" "envFrom" "" "volumeMounts" "mountPath" -}}
+{{- range $part, $keys := dict "spec" (dict "tolerations" "" "volumes" "name") "container" $container -}}
+{{- range $name, $key := $keys -}}
 {{- with concat (dig $part $name list $common) (dig $part $name list $own) -}}
-{{- $_ := set (index $merged $part) $name . -}}
+{{- $_ := set (index $merged $part) $name (empty $key | ternary . (include "weft.byKey" (list $key .) | fromYamlArray)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -100,10 +120,9 @@ spec:
         - {{ printf "--%s=%v" $name ($whole | ternary (int64 $value) $value) | quote }}
         {{- end }}
       env:
-        - {name: HOME, value: /tmp}
-        {{- range concat (default (list) .env) (include "weft.tracingEnv" .root | fromYamlArray) (default (list) $pod.container.env) }}
-        - {{ toJson . }}
-        {{- end }}
+        {{- $home := list (dict "name" "HOME" "value" "/tmp") }}
+        {{- $tracing := include "weft.tracingEnv" .root | fromYamlArray }}
+        {{- include "weft.byKey" (list "name" (concat $home (default list .env) $tracing (default list $pod.container.env))) | nindent 8 }}
       ports:
         {{- range .ports }}
         - {name: {{ .name }}, containerPort: {{ .port }}}
@@ -136,33 +155,24 @@ spec:
       {{- toYaml . | nindent 6 }}
       {{- end }}
       volumeMounts:
-        - {name: tmp, mountPath: /tmp}
+        {{- $mounts := list (dict "name" "tmp" "mountPath" "/tmp") }}
+        {{- $volumes := list (dict "name" "tmp" "emptyDir" dict) }}
         {{- if ne .data "none" }}
-        - {name: data, mountPath: /data}
+        {{- $mounts = append $mounts (dict "name" "data" "mountPath" "/data") }}
+        {{- end }}
+        {{- if eq .data "emptyDir" }}
+        {{- $volumes = append $volumes (dict "name" "data" "emptyDir" dict) }}
+        {{- else if eq .data "existing" }}
+        {{- $volumes = append $volumes (dict "name" "data" "persistentVolumeClaim" (dict "claimName" $values.persistence.existingClaim)) }}
         {{- end }}
         {{- if ne .root.Values.tls.mode "none" }}
-        - {name: tls, mountPath: /etc/weft/tls, readOnly: true}
+        {{- $mounts = append $mounts (dict "name" "tls" "mountPath" "/etc/weft/tls" "readOnly" true) }}
+        {{- $secret := printf "%s-%s-tls" (include "weft.fullname" .root) .component }}
+        {{- $volumes = append $volumes (dict "name" "tls" "secret" (dict "secretName" $secret)) }}
         {{- end }}
-        {{- range concat (default (list) .mounts) (default (list) $pod.container.volumeMounts) }}
-        - {{ toJson . }}
-        {{- end }}
+        {{- include "weft.byKey" (list "mountPath" (concat $mounts (default list .mounts) (default list $pod.container.volumeMounts))) | nindent 8 }}
   volumes:
-    - name: tmp
-      emptyDir: {}
-    {{- if eq .data "emptyDir" }}
-    - name: data
-      emptyDir: {}
-    {{- else if eq .data "existing" }}
-    - name: data
-      persistentVolumeClaim: {claimName: {{ $values.persistence.existingClaim }}}
-    {{- end }}
-    {{- if ne .root.Values.tls.mode "none" }}
-    - name: tls
-      secret: {secretName: {{ include "weft.fullname" .root }}-{{ .component }}-tls}
-    {{- end }}
-    {{- range concat (default (list) .volumes) (default (list) $pod.spec.volumes) }}
-    - {{ toJson . }}
-    {{- end }}
+    {{- include "weft.byKey" (list "name" (concat $volumes (default list .volumes) (default list $pod.spec.volumes))) | nindent 4 }}
 {{- end -}}
 
 {{/* A StatefulSet: of one name at most one pod runs at any time. Takes what weft.pod takes. */}}

@@ -8,7 +8,7 @@
   "imagePullSecrets" (list)
   "supervisor" (include "weft.address" (dict "root" $ "component" "supervisor"))
   "depot" (include "weft.depotUrl" $)
-  "env" (concat (include "weft.tracingEnv" $ | fromYamlArray) (default (list) $pod.container.env) | default list)
+  "env" (include "weft.byKey" (list "name" (concat (include "weft.tracingEnv" $ | fromYamlArray) (default list $pod.container.env))) | fromYamlArray)
   "volumes" (default (list) $pod.spec.volumes)
   "volumeMounts" (default (list) $pod.container.volumeMounts)
   "resources" $runner.resources

@@ -67,6 +67,7 @@ from weft_operator.core.children import (
     RUNNER_LABEL,
     child_name,
     make_children,
+    runner_children,
     template_hash,
 )
 from weft_operator.core.drift import QUANTITIES, matches, spec_hash, with_spec_hash
@@ -134,6 +135,7 @@ from weft_operator.core.state import (
     RunnerConfig,
     RunnerProcess,
     RunnerState,
+    SharedFolders,
     State,
     runner_pods,
 )

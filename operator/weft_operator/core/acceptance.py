@@ -29,7 +29,7 @@ from weft_operator.core.scaling import Bounds
 from weft_operator.core.state import DesiredState, Pod, RunnerProcess, State, runner_pods
 
 UNPINNED_SLOTS = 1  # of a runner
-NAME_CONFLICT = "NameConflict"
+NAME_CONFLICT, VOLUME_NOT_ALLOWED = "NameConflict", "VolumeNotAllowed"
 POD_NAME = re.compile(r'pods? "[^"]*"')
 
 
@@ -367,9 +367,11 @@ def _runners(ref: Ref, state: State) -> tuple[RunnerProcess | Pod, ...]:
 
 
 def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
-    """The error that keeps a pool's runners from starting: a child that the API server refuses, a name that another
-    object has, or pods that it refuses a Deployment."""
+    """The error that keeps a pool's runners from starting: a folder that the site does not allow, a child that the API
+    server refuses, a name that another object has, or pods that it refuses a Deployment."""
     ref, names = pool.meta.ref, child_names(pool)
+    if refusal := state.desired.folder_refusal(pool):
+        return Rejection(VOLUME_NOT_ALLOWED, f"spec.modelCache: {refusal}; its runners stay as they are")
     for key, failure in sorted(state.expectations.apply_failures.get(ref, {}).items()):
         is_of_pool = key.name in names or key.kind in RUNNER_KINDS
         is_tried_again = now >= failure.again_at  # if it is still wanted

@@ -137,7 +137,8 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
     if resource is None:
         return None
     times, defaults = deadlines(ref, state) if isinstance(resource, Pool) else [], state.desired.policy.defaults
-    if isinstance(resource, Pool) and defaults is not None and is_behind(resource, state.observed, defaults):
+    held = isinstance(resource, Pool) and state.desired.is_held(resource)
+    if isinstance(resource, Pool) and defaults and not held and is_behind(resource, state.observed, defaults):
         times.append(now + RETRY_S)
     if resource.meta.deleting:
         times.append(_unload_deadline(resource, state.desired))
@@ -180,7 +181,7 @@ def _plan_pool(pool: Pool, state: State, now: float) -> list[Action]:
     wanted = scaling.target(bounds, state.observed.pool_reports.get(str(ref)), present_runners(pool, state))
     view = pool_view(pool, state, bounds, wanted, now)
     entry = pool_entry(view)
-    runners, why = ([], "") if pool.spec.paused else _runners(view, entry, state, now)
+    runners, why = ([], "") if state.desired.is_held(pool) else _runners(view, entry, state, now)
     view = replace(view, rollout=why)
     return [
         *_resolve(pool, view.request, view.resolution, now, state.desired),

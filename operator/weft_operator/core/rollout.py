@@ -100,7 +100,7 @@ def await_turn(pool: Pool, state: State, revision: Revision) -> str:
         return ""
     waiting, changing = list[tuple[bool, Ref]](), list[Ref]()
     for other in state.desired.pools.values():
-        if other.spec.paused or other.meta.deleting:
+        if state.desired.is_held(other) or other.meta.deleting:
             continue
         parts = _live_parts(other.meta.ref, state.observed, revision)
         begun = any(not part.pending and not part.in_order for part in parts)
@@ -122,8 +122,6 @@ def await_turn(pool: Pool, state: State, revision: Revision) -> str:
 def is_behind(pool: Pool, observed: ObservedState, defaults: RunnerDefaults) -> bool:
     """Whether some of the pool's runners lack what the installation gives all runners now."""
     given, live = defaults_hash(defaults), observed.children.get(pool.meta.ref, {})
-    if pool.spec.paused:
-        return False
     return any(_annotation(obj, DEFAULTS_HASH) != given for obj in _runner_objects(live).values())
 
 

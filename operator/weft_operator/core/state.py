@@ -119,6 +119,26 @@ class ApplyFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedFolders:
+    """The folders that pools may name in modelCache: of nodes, and of claims as NAMESPACE/NAME."""
+
+    host_paths: frozenset[str] = frozenset()
+    claims: frozenset[str] = frozenset()
+
+    def refusal(self, pool: Pool) -> str:
+        """Explain why this pool may not have the folder that it names; empty when it may."""
+        cache = pool.spec.model_cache
+        if cache and cache.host_path:
+            value, listed, name = "hostPaths", self.host_paths, cache.host_path.path
+        elif cache and (claim := cache.persistent_volume_claim):
+            value, listed, name = "claims", self.claims, f"{pool.meta.ref.namespace}/{claim.claim_name}"
+        else:
+            return ""
+        expected = f"expected one of the chart's value operator.modelCache.{value}, got {name}"
+        return "" if name in listed else f"{expected}; ask the platform to list it, or use emptyDir"
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The policy of an installation for every object, whatever its spec says."""
 
@@ -130,6 +150,7 @@ class Policy:
     longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot
     defaults: RunnerDefaults | None = None  # of runners that are pods; None: runners are processes of this machine
     pool_namespaces: frozenset[str] | None = None  # where pools are served; None: everywhere
+    shared_folders: SharedFolders | None = None  # None: any, since runners are processes of the machine's owner
 
 
 class DesiredState:
@@ -195,6 +216,15 @@ class DesiredState:
         """Whether pools of that namespace are served here."""
         served = self.policy.pool_namespaces
         return served is None or namespace in served
+
+    def folder_refusal(self, pool: Pool) -> str:
+        """Explain why this pool may not have the folder that its modelCache names; empty when it may."""
+        folders = self.policy.shared_folders
+        return folders.refusal(pool) if folders else ""
+
+    def is_held(self, pool: Pool) -> bool:
+        """Whether a pool's runners stay as they are: it is paused, or may not have the folder that it names."""
+        return pool.spec.paused or self.folder_refusal(pool) != ""
 
     def refs(self) -> list[Ref]:
         """List every object, pools first."""

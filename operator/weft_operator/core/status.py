@@ -10,8 +10,8 @@ Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published an
 others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
 Publishing (sent to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
 Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots,
-ChildConflict, ChildRefused, PodsRefused. Of CanaryPromoted: Promoted, SameContent, RolledBack, Progressing, and those
-of the depot.
+ChildConflict, ChildRefused, PodsRefused, VolumeNotAllowed. Of CanaryPromoted: Promoted, SameContent, RolledBack,
+Progressing, and those of the depot.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from weft.domain.model.errors import Reason
-from weft_operator.core.acceptance import accepted_by_name, describe_owner, is_in_own_namespace, name_owner, pinned_max
+from weft_operator.core.acceptance import (
+    VOLUME_NOT_ALLOWED,
+    accepted_by_name,
+    describe_owner,
+    is_in_own_namespace,
+    name_owner,
+    pinned_max,
+)
 from weft_operator.core.resources import Adapter, Malformed, Object, Pool, parse
 from weft_operator.core.state import DesiredState
 
@@ -114,8 +121,9 @@ def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
         where = f"pools are served in {served}, not in {namespace} (NamespaceNotServed)"
         return Review(warnings=(where,))
     if old is None:
-        return Review(tuple(_renamed(new, desired)), tuple(_too_few_to_split(new)))
+        return Review((*_foreign_folder(new, desired), *_renamed(new, desired)), tuple(_too_few_to_split(new)))
     found = (
+        *(_foreign_folder(new, desired) if new.spec.model_cache != old.spec.model_cache else ()),
         *(_renamed(new, desired) if new.model_name != old.model_name else ()),
         *(_asserted(new, desired) if new.model_name != old.model_name else ()),
         *(_fewer_slots(new, desired) if _has_fewer_slots(new, old) else ()),
@@ -129,6 +137,11 @@ def _too_few_to_split(new: Pool) -> Iterator[str]:
     replicas = new.spec.replicas
     if new.spec.phases.mode == "Split" and replicas is not None and replicas < 2:
         yield "phases: mode Split wants a runner for each phase; one that is alone does both"
+
+
+def _foreign_folder(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+    if refusal := desired.folder_refusal(new):
+        yield Violation(VOLUME_NOT_ALLOWED, "spec.modelCache", refusal)
 
 
 def _renamed(new: Pool, desired: DesiredState) -> Iterator[Violation]:

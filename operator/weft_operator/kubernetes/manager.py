@@ -84,6 +84,7 @@ class Manager:
         policy = Policy(
             defaults=read_runner_defaults(settings.runner_defaults),
             pool_namespaces=frozenset(settings.namespaces),
+            shared_folders=settings.shared_folders,
             poll_s=settings.poll_seconds or inf,
         )
         self._metrics, self._cache, self._desired = Metrics(), ObjectCache(), DesiredState(policy)

@@ -3,6 +3,7 @@
 Settings: defaults < environment (`WEFT_OPERATOR__FIELD`) < flags. Wrong values are all listed.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_
 from pydantic.alias_generators import to_camel
 from pydantic_settings import SettingsConfigDict
 
+from weft.api.fields import LABEL_PATTERN, OBJECT_NAME_PATTERN
+from weft.api.servingpool import DISK_PATH_PATTERN
 from weft.process import CannotStart
 from weft.settings import (
     OPERATOR_PROBES,
@@ -23,8 +26,10 @@ from weft.settings import (
     probes_field,
 )
 from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import SharedFolders
 
 MAX_NAMESPACE_CHARS = 63
+CLAIM_PATTERN = f"{LABEL_PATTERN[:-1]}/{OBJECT_NAME_PATTERN[1:]}"
 
 
 def _names(value: str) -> str:
@@ -32,6 +37,15 @@ def _names(value: str) -> str:
     if not all(names) or any(len(name) > MAX_NAMESPACE_CHARS for name in names):
         raise ValueError("not a list of namespaces, A,B,C")
     return ",".join(dict.fromkeys(names))
+
+
+def _listed(pattern: str, what: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if wrong := [item for item in value.split(",") if not re.fullmatch(pattern, item)]:
+            raise ValueError(f"expected {what}, got {wrong[0]!r}")
+        return value
+
+    return AfterValidator(check)
 
 
 class Settings(ProcessSettings):
@@ -56,6 +70,12 @@ class Settings(ProcessSettings):
         None, description="namespaces whose APIKeys are served, A,B,C: their Secrets are read and made there"
     )
     depot: Url = depot_field()
+    model_cache_paths: Annotated[str, _listed(DISK_PATH_PATTERN, "folders, /A,/B, without . and ..")] | None = Field(
+        None, description="folders of nodes that modelCache.hostPath of pools may name, /A,/B; unset: none"
+    )
+    model_cache_claims: Annotated[str, _listed(CLAIM_PATTERN, "claims, NAMESPACE/NAME,NAMESPACE/NAME")] | None = Field(
+        None, description="claims that modelCache of pools may name, NAMESPACE/NAME,NAMESPACE/NAME; unset: none"
+    )
     runner_defaults: Path = Field(description="YAML file: what runner pods of this installation have in common")
     probes: Address = probes_field(OPERATOR_PROBES)
     webhook: Address | None = Field(None, description="HOST:PORT of the admission webhook (HTTPS); unset: none")
@@ -78,6 +98,14 @@ class Settings(ProcessSettings):
     def namespaces(self) -> tuple[str, ...]:
         """The namespaces that pools may live in."""
         return tuple(self.pool_namespaces.split(","))
+
+    @property
+    def shared_folders(self) -> SharedFolders:
+        """The folders that pools may name in modelCache."""
+        paths, claims = (
+            value.split(",") if value else () for value in (self.model_cache_paths, self.model_cache_claims)
+        )
+        return SharedFolders(frozenset(paths), frozenset(claims))
 
     @property
     def served_key_namespaces(self) -> tuple[str, ...]:

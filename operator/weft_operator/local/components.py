@@ -26,6 +26,7 @@ class Options:
     log_level: str = "INFO"
     host: str = LOOPBACK
     allowed_hosts: tuple[str, ...] = ()  # of the gateway
+    cors_origins: tuple[str, ...] = ()  # whose pages may call the gateway
     prefix_sharing: bool = True  # among callers without a key
     adapter_roots: tuple[Path, ...] = ()  # below which clients may load adapters from; none: below `file_root`
     runner: tuple[str, ...] = RUNNER  # the module of runners, and what comes before their flags
@@ -69,6 +70,7 @@ def component_programs(options: Options, addresses: Addresses) -> list[Program]:
     roots = options.adapter_roots or ((options.file_root,) if options.file_root else ())
     loading = ("--objects", str(data / SOCKET), "--adapter-roots", json.dumps(list(map(str, roots))))
     hosts = ("--allowed-hosts", ",".join(options.allowed_hosts)) if options.allowed_hosts else ()
+    origins = ("--cors-origins", json.dumps(options.cors_origins)) if options.cors_origins else ()
     sharing = () if options.prefix_sharing else ("--no-prefix-sharing",)
     peers = ("--scheduler", at.scheduler, "--predictor", at.predictor)
     return [
@@ -79,7 +81,7 @@ def component_programs(options: Options, addresses: Addresses) -> list[Program]:
             "gateway",
             at.gateway,
             *("--http", at.gateway, "--depot", at.depot_url, "--batch", at.batch, *loading, *peers),
-            *("--auth" if options.auth else "--no-auth", *hosts, *sharing),
+            *("--auth" if options.auth else "--no-auth", *hosts, *origins, *sharing),
         ),
         python("predictor", at.predictor_probes, "--listen", at.predictor, "--probes", at.predictor_probes),
         python("batch", at.batch_probes, "--listen", at.batch, "--probes", at.batch_probes),

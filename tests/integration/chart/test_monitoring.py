@@ -42,6 +42,7 @@ SAMPLES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "
 TARGET = {"namespace", "pod", "container", "job", "instance"}  # labels that the Prometheus operator adds
 WORDS = {"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool"}
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
+SCHEMA = chart.ROOT / "tests" / "harness" / "grafana_schema"
 RULES = ("--set", "prometheusRule.enabled=true", "--show-only", "templates/prometheusrule.yaml")
 
 
@@ -126,6 +127,25 @@ def test_dashboards_are_whole() -> None:
         assert len({panel["id"] for panel in panels}) == len(panels)
         assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
         assert all(panel["title"] and panel["description"].endswith(".") for panel in panels)
+
+
+@pytest.mark.long
+def test_grafanas_own_schema_takes_the_dashboards(tmp_path: Path) -> None:
+    """Read with the strict reader, which knows each field of dashboards, panels and queries."""
+    if (go := shutil.which("go")) is None:
+        pytest.skip("no Go: apt-get install golang-go")
+
+    def faults(*paths: Path) -> str:
+        return subprocess.run(
+            [go, "run", "-C", SCHEMA, ".", *paths], capture_output=True, text=True, check=False
+        ).stdout
+
+    wrong = json.loads(DASHBOARDS[0].read_text())
+    wrong["panels"][0]["targets"][0]["expression"] = wrong["panels"][0]["targets"][0].pop("expr")
+    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
+    noticed = faults(tmp_path / "wrong.json", *DASHBOARDS).splitlines()
+    assert noticed[0].endswith("panels[0].targets[0].expr: required field is missing from input")
+    assert noticed[1:] == ["panels[0].targets[0].Dataquery: unexpected field 'expression'"]
 
 
 def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds(rendered: dict[str, list[Json]]) -> None:

@@ -20,7 +20,15 @@ from weft.wire.tls import FILES, Tls
 from weft_batch.settings import BatchSettings
 from weft_depot.settings import DepotSettings
 from weft_gateway.settings import GatewaySettings
-from weft_operator.core import CONTAINER_SECURITY, GRPC_PORT, KV_PORT, POD_SECURITY, PROBES_PORT, RunnerDefaults
+from weft_operator.core import (
+    CONTAINER_SECURITY,
+    GRPC_PORT,
+    KV_PORT,
+    POD_SECURITY,
+    PROBES_PORT,
+    RunnerDefaults,
+    SharedFolders,
+)
 from weft_operator.kubernetes import Settings as OperatorSettings
 from weft_operator.kubernetes import parse_runner_defaults
 from weft_predictor.settings import PredictorSettings
@@ -63,10 +71,19 @@ def test_settings_become_flags(rendered: Rendered, tmp_path: Path) -> None:
     assert isinstance(settings, GatewaySettings)
     assert (settings.hold_seconds, settings.max_in_flight, settings.max_body_bytes) == (60, 4000, 8 << 20)
     assert settings.store_responses
+    assert settings.keep_alive_seconds == 650
     minimal = settings_of(rendered["minimal"], "gateway", tmp_path)
     assert isinstance(minimal, GatewaySettings)
     assert not minimal.store_responses
     assert settings.cors_origins == ["https://app.example.com", "http://localhost:3000"]
+
+
+def test_folders_of_pools_are_told_to_the_operator(rendered: Rendered, tmp_path: Path) -> None:
+    told = [settings_of(rendered[name], "operator", tmp_path) for name in ("default", "gpu-pools")]
+    assert [settings.shared_folders for settings in told if isinstance(settings, OperatorSettings)] == [
+        SharedFolders(),
+        SharedFolders(frozenset({"/srv/weft", "/mnt/nvme"}), frozenset({"serving-a/cache"})),
+    ]
 
 
 def test_every_process_is_a_module(rendered: Rendered) -> None:

@@ -1,19 +1,34 @@
 """What Helm makes of the chart, for each of its sets of values."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import yaml
 
 from harness import chart
-from harness.chart import CHART, COMPONENTS, HTTP_ROUTE, QUICK, VALUE_SETS, Json, objects, one, pod_templates, render
+from harness.chart import (
+    CHART,
+    COMPONENTS,
+    HTTP_ROUTE,
+    QUICK,
+    VALUE_SETS,
+    Json,
+    helm,
+    objects,
+    one,
+    pod_templates,
+    render,
+)
 from weft.api.apikey import APIKey
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.manifests import parse_object
 from weft.api.servingpool import ServingPool
 from weft.hosts import AllowedHosts, host_name
+from weft_devcluster.api import definitions
 
 Rendered = dict[str, list[Json]]
 
@@ -37,15 +52,24 @@ def test_every_value_set_of_the_chart_is_rendered() -> None:
 
 def test_what_artifact_hub_shows_of_the_crds_is_so() -> None:
     notes = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
-    crds = [obj for path in (CHART / "files" / "crds").glob("*.yaml") for obj in objects(path.read_text())]
     shown = yaml.safe_load(notes["artifacthub.io/crds"])
     assert {(crd["kind"], crd["version"], crd["name"]) for crd in shown} == {
         (crd["spec"]["names"]["kind"], version["name"], crd["metadata"]["name"])
-        for crd in crds
+        for crd in definitions()
         for version in crd["spec"]["versions"]
     }
     examples = yaml.safe_load(notes["artifacthub.io/crdsExamples"])
     assert {APIKey, LoRAAdapter, ServingPool} == {type(parse_object(example)) for example in examples}
+
+
+def test_a_package_has_the_definitions_of_the_repository_or_says_that_it_has_none(tmp_path: Path) -> None:
+    helm("package", CHART, "--destination", tmp_path)
+    (package,) = tmp_path.glob("weft-*.tgz")
+    only = ("--show-only", "templates/crds.yaml", "--set", "crds.keep=false", *QUICK)
+    assert objects(helm("template", "weft", package, *only, *chart.KUBERNETES)) == definitions()
+    bare = shutil.copytree(CHART, tmp_path / "bare", ignore=shutil.ignore_patterns("crds"))
+    with pytest.raises(chart.HelmRefused, match="the chart has no files/crds"):
+        helm("template", "weft", bare, *chart.KUBERNETES)
 
 
 @pytest.mark.slow
@@ -190,6 +214,8 @@ def test_values_of_a_wrong_shape_are_refused_all_at_once() -> None:
         "poolNamespaces={Serving}": "/poolNamespaces/0': 'Serving' does not match pattern",
         "depot.pod.spec.nodeSelectr.a=b": "/depot/pod/spec': additional properties 'nodeSelectr' not allowed",
         "runner.pod.spec.nodeSelector.a=b": "/runner/pod/spec': additional properties 'nodeSelector' not allowed",
+        "operator.modelCache.hostPaths={/srv/}": "/operator/modelCache/hostPaths/0': '/srv/' does not match pattern",
+        "operator.modelCache.claims={cache}": "/operator/modelCache/claims/0': 'cache' does not match pattern",
         "runner.resources.limit.cpu=1": "/runner/resources': additional properties 'limit' not allowed",
     }
     refused = refusal(",".join(wrong))
@@ -214,6 +240,37 @@ def test_what_values_say_of_pods_is_said_of_every_pod_of_the_installation(render
     service = one(found, "Service", "weft-gateway")
     assert (service["spec"]["type"], service["spec"]["ports"][0]["port"]) == ("LoadBalancer", 8080)
     assert service["metadata"]["annotations"] == {"example.com/internal": "true"}
+
+
+def test_of_two_items_of_a_name_the_last_one_counts() -> None:
+    """Helm 4 is refused where a list has a name twice, and an upgrade by Helm 3 keeps either of them."""
+    names = {"env": "name", "volumeMounts": "mountPath", "volumes": "name"}
+
+    def pod(said: str) -> Json:
+        env = [{"name": name, "value": said} for name in ("HTTPS_PROXY", "HOME", "OTEL_TRACES_SAMPLER", "URL")]
+        mounts = [{"name": "tmp", "mountPath": "/tmp", "subPath": said}]
+        return {
+            "spec": {"volumes": [{"name": "tmp", "hostPath": {"path": f"/{said}"}}]},
+            "container": {"env": env, "volumeMounts": mounts},
+        }
+
+    flags = [f"common.pod={json.dumps(pod('common'))}"]
+    flags += [f"{component}.pod={json.dumps(pod(component))}" for component in (*COMPONENTS, "runner")]
+    options = [option for flag in flags for option in ("--set-json", flag)]
+    found = objects(render("default", *QUICK, "--set", "tracing.endpoint=http://collector:4317", *options))
+    site = one(found, "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]
+    lists = {"weft-runner": yaml.safe_load(site)}
+    lists |= {pod: {**template["spec"], **template["spec"]["containers"][0]} for pod, template in pod_templates(found)}
+    assert len(lists) == len(COMPONENTS) + 2
+    for pod, fields in lists.items():
+        component, own = pod.removeprefix("weft-"), {}
+        for field, name in names.items():
+            assert len({item[name] for item in fields[field]}) == len(fields[field]), (pod, field)
+            own[field] = {item[name]: item for item in fields[field]}
+        said = [own["env"][name]["value"] for name in ("HTTPS_PROXY", "HOME", "OTEL_TRACES_SAMPLER")]
+        said += [own["volumeMounts"]["/tmp"]["subPath"], own["volumes"]["tmp"]["hostPath"]["path"].strip("/")]
+        assert said == ["common" if component == "test" else component] * len(said), pod
+    assert own["env"]["URL"]["value"].startswith("http://weft-gateway"), "what the test itself needs is its own"
 
 
 def test_supervisors_on_postgresql_are_several_and_keep_nothing_of_their_own(rendered: Rendered) -> None:
@@ -430,7 +487,7 @@ def test_without_batches_there_is_no_batch_service() -> None:
 )
 def test_objects_of_others_ask_for_their_apis(flags: str, said: str) -> None:
     with pytest.raises(chart.HelmRefused, match=said):
-        chart.helm("template", "weft", CHART, "--kube-version", chart.tools.kubernetes(), "--set", flags)
+        helm("template", "weft", CHART, "--kube-version", chart.tools.kubernetes(), "--set", flags)
 
 
 def test_values_that_null_a_default_are_left_out() -> None:

@@ -1,9 +1,11 @@
 """What the process is started with: flags, and the file of runner defaults."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from weft_operator.core import SharedFolders
 from weft_operator.kubernetes import BadRunnerDefaults, Settings, read_runner_defaults
 
 NEEDED = ["--namespace", "weft-system", "--pool-namespaces", "a,b, a", "--runner-defaults", "runner-defaults.yaml"]
@@ -31,6 +33,25 @@ def test_a_webhook_needs_certificates(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_is_no_list_of_namespaces_is_refused(names: str) -> None:
     with pytest.raises(SystemExit):
         Settings.parse(["--namespace", "n", "--runner-defaults", "s", "--pool-namespaces", names])
+
+
+@pytest.mark.parametrize(
+    ("flag", "wrong"),
+    [
+        ("--model-cache-paths", ["", "/", "srv", "/srv/", "/srv/../etc", "/srv/./a", "//srv", "/srv,", "/srv, /a"]),
+        ("--model-cache-claims", ["", "cache", "/cache", "a/", "a/b/c", "A/cache", "a/cache,", "a/cache, b/cache"]),
+    ],
+)
+def test_folders_of_pools_are_exact_and_nothing_is_one_by_default(
+    flag: str, wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Settings.parse(NEEDED).shared_folders == SharedFolders()
+    given = Settings.parse([*NEEDED, "--model-cache-paths", "/srv/a,/mnt", "--model-cache-claims", "ml/b.c,a/c"])
+    assert given.shared_folders == SharedFolders(frozenset({"/srv/a", "/mnt"}), frozenset({"ml/b.c", "a/c"}))
+    for value in wrong:
+        with pytest.raises(SystemExit):
+            Settings.parse([*NEEDED, f"{flag}={value}"])
+        assert re.search(f"(?s){flag}.*expected", capsys.readouterr().err), value
 
 
 def test_a_flag_may_be_said_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from weft_operator.core import (
     Policy,
     RunnerProcess,
     SetStatus,
+    SharedFolders,
     is_replacing,
     parse_pool,
     requeue_at,
@@ -300,6 +301,45 @@ def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version(clust
     assert images(cluster, "good") == {NEXT.image}
     assert images(cluster, "paused") == {SITE.image}
     assert requeue_at(pool_ref("paused"), cluster.state, cluster.now) != cluster.now + RETRY_S
+
+
+FOLDER, CLAIM = {"hostPath": {"path": "/srv/weft"}}, {"persistentVolumeClaim": {"claimName": "cache"}}
+
+
+@pytest.mark.parametrize(
+    ("cache", "site"),
+    [
+        (FOLDER, SharedFolders()),
+        (FOLDER, SharedFolders(frozenset({"/srv", "/srv/weft-2"}), frozenset({"/srv/weft"}))),
+        (CLAIM, SharedFolders()),
+        (CLAIM, SharedFolders(frozenset({"cache", "default/cache"}), frozenset({"elsewhere/cache", "cache"}))),
+    ],
+)
+def test_runners_with_a_folder_that_the_site_does_not_list_stay_and_none_is_made(
+    cluster: ClusterWorld, cache: Any, site: SharedFolders
+) -> None:
+    started(cluster, "before", "good", replicas=2)
+    cluster.apply(pool_object("before", replicas=2, modelCache=cache))  # admitted while the site listed it
+    cluster.at_rest()
+    names = {name for name, pod in cluster.cluster.pods.items() if pod.pool == pool_ref("before")}
+    cluster.policy = Policy(defaults=NEXT, resolve_period_s=60.0, shared_folders=site)
+    cluster.contents["file:new"] = fetched_base()
+    cluster.apply(pool_object("before", replicas=3, modelCache=cache))
+    cluster.apply(pool_object("new", modelCache=cache))
+    for _ in range(40):
+        cluster.step()
+    assert names == {name for name, pod in cluster.cluster.pods.items() if pod.pool == pool_ref("before")}
+    assert (images(cluster, "before"), images(cluster, "good"), images(cluster, "new")) == (
+        {SITE.image}, {NEXT.image}, set[str](),
+    )  # fmt: skip
+    for name in ("before", "new"):
+        cluster.check(pool_ref(name), Progressing="False VolumeNotAllowed", Ready="False VolumeNotAllowed")
+        assert "operator.modelCache." in message(cluster, pool_ref(name), "Progressing")
+        assert requeue_at(pool_ref(name), cluster.state, cluster.now) != cluster.now + RETRY_S
+    every = SharedFolders(frozenset({"/srv/weft"}), frozenset({"default/cache"}))
+    cluster.policy = replace(cluster.policy, shared_folders=every)
+    cluster.at_rest()
+    assert (images(cluster, "before"), images(cluster, "new")) == ({NEXT.image}, {NEXT.image})
 
 
 def test_a_rollout_that_begins_says_that_no_runner_is_of_the_new_template(cluster: ClusterWorld) -> None:

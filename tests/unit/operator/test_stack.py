@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -44,17 +45,18 @@ async def test_a_stack_is_described_again_only_when_something_has_changed(tmp_pa
     assert to_describe == [False, False]
 
 
-def test_the_gateway_gets_the_names_of_the_command_line_and_no_second_port(tmp_path: Path) -> None:
+def test_the_gateway_gets_names_and_origins_of_the_command_line_and_no_second_port(tmp_path: Path) -> None:
     ports = PortSource(Random(0))
 
-    def gateway(*names: str) -> GatewaySettings:
-        options = Options(tmp_path, allowed_hosts=names)
+    def gateway(*names: str, **more: Any) -> GatewaySettings:
+        options = Options(tmp_path, allowed_hosts=names, **more)
         programs = component_programs(options, choose_addresses(options, ports))
         (words,) = [program.argv for program in programs if program.name == "gateway"]
         return GatewaySettings.parse(words[3:])
 
     assert gateway("gpu-box", "*.example.com").allowed_hosts == ["gpu-box", "*.example.com"]
-    assert (gateway().allowed_hosts, gateway().probes) == ([], None)
+    assert (gateway().allowed_hosts, gateway().probes, gateway().cors_origins) == ([], None, [])
+    assert gateway(cors_origins=("http://a:1", "http://b")).cors_origins == ["http://a:1", "http://b"]
     ports.close()
 
 

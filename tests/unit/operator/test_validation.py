@@ -15,6 +15,7 @@ from weft_operator.core import (
     Object,
     Policy,
     Review,
+    SharedFolders,
     parse,
     pinned_max,
     reject_adapter,
@@ -137,6 +138,34 @@ def test_a_pool_of_a_namespace_that_is_not_served_is_reported_and_takes_no_name(
     assert "NamespaceNotServed" in found.warnings[0]
     served = admit(base() | {"metadata": {"name": "second", "namespace": "elsewhere"}}, store.find)
     assert validate(served, None, desired).objections == (), "the pool that is not served holds no name"
+
+
+FOLDERS = SharedFolders(frozenset({"/srv/weft"}), frozenset({"default/cache"}))
+
+
+@pytest.mark.parametrize(
+    ("cache", "before", "refused"),
+    [
+        ({"hostPath": {"path": "/srv/weft"}}, None, ""),
+        ({"hostPath": {"path": "/srv"}}, None, "modelCache.hostPaths, got /srv;"),
+        ({"hostPath": {"path": "/srv/weft/below"}}, None, "modelCache.hostPaths, got /srv/weft/below;"),
+        ({"persistentVolumeClaim": {"claimName": "cache"}}, None, ""),
+        ({"persistentVolumeClaim": {"claimName": "other"}}, None, "modelCache.claims, got default/other;"),
+        ({"emptyDir": {}}, None, ""),
+        ({"hostPath": {"path": "/srv"}}, {"hostPath": {"path": "/srv"}}, ""),
+        ({"hostPath": {"path": "/srv"}}, {"hostPath": {"path": "/etc"}}, "modelCache.hostPaths, got /srv;"),
+    ],
+)
+def test_a_folder_that_the_site_does_not_list_is_refused_unless_the_pool_has_it_already(
+    cache: Any, before: Any, refused: str
+) -> None:
+    desired, store = DesiredState(Policy(shared_folders=FOLDERS)), world()
+    old = admit(pool_object(modelCache=before), store.find) if before else None
+    review = validate(admit(pool_object(replicas=2, modelCache=cache), store.find), old, desired)
+    assert [(found.reason, found.field) for found in review.objections] == [
+        *([("VolumeNotAllowed", "spec.modelCache")] if refused else [])
+    ]
+    assert refused in "; ".join(found.message for found in review.objections)
 
 
 @pytest.mark.parametrize(
