@@ -1,5 +1,6 @@
-"""Files that are replaced whole, and sockets by their path. Standard library only: the runner imports it."""
+"""Files that are replaced whole, full disks, sockets by their path. Standard library only: the runner imports it."""
 
+import errno
 import os
 import socket
 from collections.abc import Generator
@@ -7,6 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOCKET_PATH_BYTES = 100  # the kernel allows about 107
+
+
+def is_disk_full(error: OSError) -> bool:
+    """True where a disk, or the quota of a user on it, has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

@@ -95,8 +95,18 @@ def default_data_dir(component: str) -> Path:
 def lock_data_dir(data_dir: Path, component: str) -> Generator[None]:
     """Make a data directory and own it until the block or the process ends, also by kill -9.
 
-    Raises DataDirInUse, DataDirUnusable.
+    Files that the process makes inside the block belong to its user alone. Raises DataDirInUse, DataDirUnusable.
     """
+    before = os.umask(0o077)
+    try:
+        with _locked(data_dir, component):
+            yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _locked(data_dir: Path, component: str) -> Generator[None]:
     unusable = f"{data_dir} cannot be used (%s): make it writable, or give another with --data-dir"
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -69,7 +69,9 @@ class Authority:
         return mount(folder, {"tls.crt": certificate, "tls.key": key, "ca.crt": ca or self.pem})
 
     def folders(self, root: Path, roles: tuple[str, ...]) -> dict[str, Path]:
-        return {role: self.folder(root / role, role) for role in roles}
+        """Write a folder for each role; the runner's is of pools in the namespace of `harness.fleet`."""
+        names = {"runner": ("runner", "weft-system.runner")}
+        return {role: self.folder(root / role, *names.get(role, (role,))) for role in roles}
 
 
 def _named(name: str) -> x509.Name:

@@ -230,7 +230,7 @@ class Driver:
 
     def __init__(
         self, world: World, source: Any = None, make_executor: Callable[..., Any] | None = None,
-        search: Search | None = None, **limits: Any,
+        search: Search | None = None, *, checks_drafts: bool = False, **limits: Any,
     ) -> None:  # fmt: skip
         files = {path.name: path for path in world.base.iterdir()}
         spec = parse_spec(json.loads(files["config.json"].read_text()))
@@ -244,7 +244,7 @@ class Driver:
         self.swapped: list[int] = []
         self.skipped_s = 0.0
         self.engine = Engine(
-            Runner(self.limits, search=search),
+            Runner(self.limits, search=search, checks_drafts=checks_drafts),
             executor,
             lambda post: AdapterPool(executor.adapters, 64, source or world, post),
             self._take,

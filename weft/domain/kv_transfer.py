@@ -69,7 +69,7 @@ class KvComplete:
     """Every page of the first `in_kv` tokens was sent.
 
     `tokens`: those of the answer that the receiver does not know from its Start, with their `logprobs` where it asks
-    for them; the last one is not in KV.
+    for them; the last one is not in KV. `cached_tokens`: of the prompt, that the sender reused.
     """
 
     request_id: RequestId
@@ -77,6 +77,7 @@ class KvComplete:
     in_kv: Tokens
     tokens: ListedOf[Any32] = ()
     logprobs: Sequence[TokenLogprob] = ()
+    cached_tokens: Tokens = 0
 
 
 @dataclass(frozen=True, slots=True)

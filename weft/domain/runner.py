@@ -75,6 +75,7 @@ class RunnerSpec:
     role: RunnerRole | None = None  # that its hardware is for; None: any
     kv_bytes_per_s: float = 0.0  # of KV to another runner, as it measured without a network; 0: not measured
     swaps: bool = False  # KV of its sequences can go to host memory and back
+    checks_drafts: bool = False  # a Start's draft saves time here
 
     @property
     def good_sequences(self) -> int:

@@ -10,7 +10,8 @@ StoreError
 │   ├── Absent      no such file or batch of this tenant
 │   ├── OverQuota   the tenant has as much as one may
 │   └── Conflict    not in the state that it is in: a file in use, a batch that has ended
-└── StoreUnavailable  the database cannot be opened or written now (full disk, no server): try again later
+└── StoreUnavailable  the database cannot be opened or written now (no server): try again later
+    ├── StoreFull       its disk is full: make room
     ├── StoreBusy       it answers, but others' transactions were not over in time: try again
     └── DatabaseDamaged  SQLite finds its file damaged: it has to be restored
 """
@@ -65,6 +66,10 @@ class Conflict(NotPossible):
 
 class StoreUnavailable(StoreError):
     """The database cannot be opened or written now."""
+
+
+class StoreFull(StoreUnavailable):
+    """The database's disk is full: what is stored can be read, and nothing written."""
 
 
 class StoreBusy(StoreUnavailable):

@@ -1,18 +1,51 @@
-"""Labels of metrics that name what people name: bounded, the first ones have their own."""
+"""Labels of metrics that name what people name: bounded, and given back when the name goes."""
+
+from collections.abc import Container
+from typing import Generic, TypeVar
+
+from prometheus_client import Counter, Gauge, Histogram
 
 OTHER = "other"
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class BoundedLabels:
-    """A label for each of the first `most` names, and one for all the others."""
+    """A label for each of the first `most` names that are live, and one label for all the others."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.names = set[str]()  # that have their own
+    def __init__(self, most: int, live: Container[str] | None = None) -> None:
+        """`live`: the names that are there now; None: each name stays."""
+        self._most, self._live = most, live
+        self.names = set[str]()  # that have a label each
 
     def of(self, name: str) -> str:
         if name not in self.names:
-            if len(self.names) >= self._most:
+            if len(self.names) >= self._most or (self._live is not None and name not in self._live):
                 return OTHER
             self.names.add(name)
         return name
+
+    def give_back(self) -> list[str]:
+        """Free the labels of the names that are not live any more, and return these names."""
+        assert self._live is not None, "each name stays"
+        gone = [name for name in self.names if name not in self._live]
+        self.names.difference_update(gone)
+        return gone
+
+
+class LabelledSeries(Generic[M]):
+    """The series of a metric, each looked up once by its labels: that takes 5 us. All are made here."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric = metric
+        self._made: dict[tuple[str, ...], M] = {}
+
+    def of(self, *labels: str) -> M:
+        if (series := self._made.get(labels)) is None:
+            series = self._made[labels] = self._metric.labels(*labels)
+        return series
+
+    def remove(self, label: str, at: int = 0) -> None:
+        """Remove the series whose label number `at` is this one. A counter that comes back begins at 0."""
+        for labels in [labels for labels in self._made if labels[at] == label]:
+            del self._made[labels]
+            self._metric.remove(*labels)

@@ -26,11 +26,30 @@ from weft.process import AddressInUse, split_address
 Ready = Callable[[], str | None]  # None when ready, else the reason why not
 Metrics = Callable[[str | None], bytes]
 MAX_CONNECTIONS = 16
+SHORT_S = 60.0  # so long `/readyz` names a shortage that was met
 IDLE_S = 10.0  # of one wait on a connection
 # Between two looks whether it is closed. On Linux the end of its socket wakes who waits for a connection.
 POLL_S = None if sys.platform == "linux" else 0.5
 _LOCAL_HOSTS = AllowedHosts()
 log = logging.getLogger(__name__)
+
+
+class Shortages:
+    """Shortages of the last minute, which `/readyz` names while the process goes on serving. Any thread may call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._met = clock, dict[str, float]()
+
+    def note(self, what: str) -> None:
+        """Note a shortage now, and drop those of more than a minute ago."""
+        now = self._clock()
+        recent = {text: met_s for text, met_s in self._met.items() if now - met_s < SHORT_S}
+        self._met = {**recent, what: now}  # a new dict: the thread of the probes may read the old one
+
+    def text(self) -> str:
+        """Return the body of `/readyz` of a process that is ready."""
+        met = sorted(what for what, at in self._met.items() if self._clock() - at < SHORT_S)
+        return f"ok, but {'; '.join(met)}" if met else "ok"
 
 
 class Probes:
@@ -44,9 +63,10 @@ class Probes:
         stall_s: float = 30.0,
         registry: CollectorRegistry = REGISTRY,
         metrics: Metrics | None = None,
+        shortages: Shortages | None = None,
     ) -> None:
         """Listen at once. `metrics`: the text for an Authorization header; None: `registry`. Raises AddressInUse."""
-        self._ready, self._stall_s = ready, stall_s
+        self._ready, self._stall_s, self.shortages = ready, stall_s, shortages or Shortages()
         self._metrics: Metrics = metrics or (lambda _: generate_latest(registry))
         self._alive_at = time.monotonic()
         try:
@@ -91,7 +111,7 @@ class Probes:
                 return _text(200, "ok") if age < self._stall_s else _text(503, f"loop silent for {age:.0f} s")
             case "/readyz":
                 reason = self._ready()
-                return _text(200, "ok") if reason is None else _text(503, reason)
+                return _text(200, self.shortages.text()) if reason is None else _text(503, reason)
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, self._metrics(authorization)
             case _:
@@ -150,7 +170,10 @@ def _handler(probes: Probes) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 (the standard library's name)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the standard library's name)
             pass  # a probe every second is no news

@@ -83,8 +83,8 @@ def _at_each_call(kind: str) -> Any:
 class SecureChannel(grpc.aio.Channel):
     """A channel as generated stubs use it, over whichever is present. One event loop owns it."""
 
-    def __init__(self, address: str, tls: Tls, peer: Role, *, hurried: bool = True) -> None:
-        self._address, self._tls, self._hurried = address, tls, hurried
+    def __init__(self, address: str, tls: Tls, peer: Role, *, namespace: str = "", hurried: bool = True) -> None:
+        self._address, self._tls, self._name, self._hurried = address, tls, dns_name(peer, namespace), hurried
         self._peer: Role = peer
         self._present = _Generation(tls.present(), self._open)
         self._retired: set[_Generation] = set()
@@ -143,10 +143,7 @@ class SecureChannel(grpc.aio.Channel):
 
     def _open(self, material: TlsFiles) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
-        options = [
-            *options_to(self._peer, hurried=self._hurried),
-            ("grpc.ssl_target_name_override", dns_name(self._peer)),
-        ]
+        options = [*options_to(self._peer, hurried=self._hurried), ("grpc.ssl_target_name_override", self._name)]
         return grpc.aio.secure_channel(self._address, credentials, options=options)
 
 

@@ -67,9 +67,9 @@ DEPOT_CALLERS: Mapping[str, frozenset[Role]] = {
 KV_CALLERS: frozenset[Role] = frozenset({"runner"})  # of weft/wire/v1/kv_transfer.proto, and only within a pool
 
 
-def dns_name(role: Role) -> str:
-    """The DNS name that a certificate of this role carries."""
-    return role + DOMAIN
+def dns_name(role: Role, namespace: str = "") -> str:
+    """The DNS name that a certificate of this role carries. `namespace`: of a runner's pool."""
+    return f"{namespace}.{role}{DOMAIN}" if namespace else role + DOMAIN
 
 
 def roles_of(names: Iterable[str]) -> frozenset[Role]:

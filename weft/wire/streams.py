@@ -300,11 +300,12 @@ def _as_peer_error(error: PeerError | DecodeError) -> PeerError:
 
 
 def channel(
-    address: str, tls: Tls | None = None, peer: Role | None = None, *, hurried: bool = True
+    address: str, tls: Tls | None = None, peer: Role | None = None, *, namespace: str = "", hurried: bool = True
 ) -> grpc.aio.Channel:
     """Open a channel with Weft's keepalive and bounds. With `tls` its other end has to be a `peer`, whatever its
-    address; without, it is plain text, as on loopback. `hurried`: requests wait for what comes over it."""
+    address, and a runner one of pools of `namespace`; without, it is plain text, as on loopback. `hurried`: requests
+    wait for what comes over it."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options_to(peer, hurried=hurried))
     assert peer is not None, "a TLS channel checks its peer's role"
-    return SecureChannel(address, tls, peer, hurried=hurried)
+    return SecureChannel(address, tls, peer, namespace=namespace, hurried=hurried)

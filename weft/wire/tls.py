@@ -20,7 +20,7 @@ from typing import Any
 
 from weft.process import CannotStart
 from weft.telemetry.logs import kv
-from weft.wire.roles import Role, dns_name
+from weft.wire.roles import DOMAIN, Role, dns_name
 
 FILES = ("tls.crt", "tls.key", "ca.crt")
 READS = 5  # of files that change while they are read
@@ -48,12 +48,13 @@ class TlsFiles:
 class Tls:
     """The material of one process. Any thread may ask."""
 
-    def __init__(self, folder: Path, role: Role) -> None:
-        """Read the files. Raises TlsUnusable."""
+    def __init__(self, folder: Path, role: Role, namespace: str = "") -> None:
+        """Read the files. `namespace`: of a runner's pool. Raises TlsUnusable."""
         self.folder = folder
         self.role: Role = role
+        self._name = dns_name(role, namespace)  # that peers ask for
         self._lock = threading.Lock()
-        self._seen, self._material = _read(folder, role, 1)
+        self._seen, self._material = _read(folder, self._name, 1)
 
     def present(self) -> TlsFiles:
         """Read what a new connection uses. Costs three `stat` calls while nothing changes."""
@@ -74,16 +75,16 @@ class Tls:
     def _read_again(self, seen: Signature) -> None:
         """Read the files again. An unusable set is reported once; the next change is read again."""
         try:
-            self._seen, self._material = _read(self.folder, self.role, self._material.version + 1)
+            self._seen, self._material = _read(self.folder, self._name, self._material.version + 1)
             log.info("certificates read again", extra=kv(tls_dir=self.folder))
         except TlsUnusable as error:
             self._seen = seen
             log.error("new certificates are unusable: the ones before stay", extra=kv(error=error))
 
 
-def load_tls(folder: Path | None, role: Role) -> Tls | None:
+def load_tls(folder: Path | None, role: Role, namespace: str = "") -> Tls | None:
     """Load the process's material; None (plain text) without a folder. Raises TlsUnusable."""
-    return None if folder is None else Tls(folder, role)
+    return None if folder is None else Tls(folder, role, namespace)
 
 
 class _ReloadingContext(ssl.SSLContext):
@@ -112,12 +113,12 @@ class _ReloadingContext(ssl.SSLContext):
         return kwargs if self._peer is None else {**kwargs, "server_hostname": self._peer}
 
 
-def _read(folder: Path, role: Role, version: int) -> tuple[Signature, TlsFiles]:
+def _read(folder: Path, name: str, version: int) -> tuple[Signature, TlsFiles]:
     """Read the files, all of one moment: a secret volume swaps them while they are read."""
     for left in reversed(range(READS)):
         before = _signature(folder)
         try:
-            material = _material(folder, role, version)
+            material = _material(folder, name, version)
         except TlsUnusable:
             if not left or before == _signature(folder):
                 raise
@@ -136,16 +137,16 @@ def _signature(folder: Path) -> Signature | None:
     return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for stat in stats)
 
 
-def _material(folder: Path, role: Role, version: int) -> TlsFiles:
+def _material(folder: Path, name: str, version: int) -> TlsFiles:
     read: list[bytes] = []
-    for name in FILES:
+    for file in FILES:
         try:
-            read.append((folder / name).read_bytes())
+            read.append((folder / file).read_bytes())
         except OSError as error:
-            raise TlsUnusable(f"--tls-dir {folder}: {name}: {error.strerror or error}") from error
+            raise TlsUnusable(f"--tls-dir {folder}: {file}: {error.strerror or error}") from error
     client, server = (_context(folder, kind) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
     material = TlsFiles(version, *read, client=client, server=server)
-    _try_out(folder, role, material)
+    _try_out(folder, name, material)
     return material
 
 
@@ -164,17 +165,19 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     return context
 
 
-def _try_out(folder: Path, role: Role, material: TlsFiles) -> None:
+def _try_out(folder: Path, name: str, material: TlsFiles) -> None:
     """Try the handshake that peers of this CA will make, in memory: what they would refuse is told here, by name."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = material.client.wrap_bio(to_client, to_server, server_hostname=dns_name(role))
+    client = material.client.wrap_bio(to_client, to_server, server_hostname=name)
     server = material.server.wrap_bio(to_server, to_client, server_side=True)
     try:
         for end in (client, server, client, server):
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
     except ssl.SSLError as error:
-        raise TlsUnusable(f"--tls-dir {folder}: tls.crt under ca.crt, as {role}: {_why(error)}") from error
+        raise TlsUnusable(
+            f"--tls-dir {folder}: tls.crt under ca.crt, as {name.removesuffix(DOMAIN)}: {_why(error)}"
+        ) from error
 
 
 def _why(error: Exception) -> str:

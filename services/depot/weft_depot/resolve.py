@@ -9,7 +9,6 @@ changed while it was copied is read once more, then refused. Nothing is visible 
 """
 
 import contextlib
-import errno
 import hashlib
 import shutil
 import time
@@ -23,6 +22,7 @@ from weft.artifacts.digest import Digest, FileEntry, Manifest, build_manifest, f
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
 from weft.chat_template import TEMPLATE_FILE
 from weft.domain.model.generation import token_ids
+from weft.files import is_disk_full
 from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import (
     ArtifactLimits,
@@ -46,7 +46,6 @@ from weft_depot.watches import Watches
 TOKENIZERS = 2  # of bases that are remembered: some 20 MB each
 TEMPLATES = 4096  # whose faults are remembered
 READS = 2  # of a source that changes while it is read
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +304,6 @@ def disk_errors() -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if not is_disk_full(error):
             raise
         raise DepotFull(f"the depot's disk is full: {error.strerror}") from error

@@ -13,6 +13,7 @@ RunnerError
 |   |-- NoPolicyFits         the budgets hold no policy: a tier is too small, by `short_bytes`
 |   `-- PolicyInvalid        a policy or a plan that breaks its own laws
 |-- ArtifactUnreachable      the depot does not answer: retry later
+|   `-- CacheFull            the disk of this runner's cache is full: make room
 |-- OutOfMemory              the machine or its container is too small: less of everything, or a larger one
 |   `-- KvCacheTooSmall      the share for KV does not hold one sequence: a larger share, or a number of pages
 |-- DiskUnusable             weights cannot be kept on the disk that was named: full, too small, or it fails
@@ -77,6 +78,10 @@ class PolicyInvalid(OffloadError):
 
 class ArtifactUnreachable(RunnerError):
     """The depot does not answer, or not in time."""
+
+
+class CacheFull(ArtifactUnreachable):
+    """The disk of the folder of blobs has no room for an artifact."""
 
 
 class OutOfMemory(RunnerError):

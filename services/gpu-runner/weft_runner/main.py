@@ -87,7 +87,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _run(settings: RunnerSettings) -> int:
-    tls = load_tls(settings.tls_dir, "runner")
+    tls = load_tls(settings.tls_dir, "runner", settings.pool.partition("/")[0])
     if settings.host.index:
         _end(_serve_rank(settings, tls))
     listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded

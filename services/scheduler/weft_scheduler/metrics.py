@@ -1,7 +1,5 @@
 """The scheduler's metrics. Labels are bounded: reasons, results and pools."""
 
-from contextlib import suppress
-
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from weft.domain.machine import Send
@@ -80,7 +78,11 @@ class SchedulerMetrics:
         self._runners = gauge("runners", "Runners that take requests now or soon, by role", "pool", "role")
         self._gateways = gauge("gateways", "Gateways connected")
         self._supervisors = gauge("supervisors", "Supervisors connected")
-        self._pools: set[str] = set()
+        self._by_pool = (
+            *self._of_pools, self._demanded_by_phase, self._runners, self._slo_requests, self._slo_attainment,
+            self._consolidations, self._role_changes, self._batch_preemptions, self._parked,
+        )  # fmt: skip
+        self._pools = set[str]()  # that may have series
 
     def count(self, effect: Effect) -> None:
         """Count one effect."""
@@ -99,20 +101,20 @@ class SchedulerMetrics:
             case effects.Resumed():
                 self._resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
             case effects.Consolidated():
-                self._consolidations.labels(effect.pool).inc(len(effect.request_ids))
+                self._of_pool(self._consolidations, effect.pool).inc(len(effect.request_ids))
             case effects.KvHandOff():
                 self._hand_offs.labels(effect.result).inc()
             case effects.KvMigration():
                 self._kv_migrations.labels(effect.reason).inc()
             case effects.RoleChanged():
-                self._role_changes.labels(effect.pool, effect.role).inc()
+                self._of_pool(self._role_changes, effect.pool, effect.role).inc()
             case effects.BatchPreempted():
-                self._batch_preemptions.labels(effect.pool).inc(len(effect.request_ids))
+                self._of_pool(self._batch_preemptions, effect.pool).inc(len(effect.request_ids))
             case effects.SequencesParked():
-                self._parked.labels(effect.pool).inc(len(effect.parks))
+                self._of_pool(self._parked, effect.pool).inc(len(effect.parks))
             case effects.Judged():
                 met = ("met" if effect.ttft_met else "missed", "met" if effect.token_time_met else "missed")
-                self._slo_requests.labels(effect.pool, *met).inc()
+                self._of_pool(self._slo_requests, effect.pool, *met).inc()
             case effects.Stale():
                 self._stale.labels(effect.event).inc()
             case effects.RunnerLost():
@@ -120,8 +122,13 @@ class SchedulerMetrics:
             case _:
                 pass
 
+    def _of_pool(self, counter: Counter, pool: str, *labels: str) -> Counter:
+        """Return a pool's counter, which ends with the pool."""
+        self._pools.add(pool)
+        return counter.labels(pool, *labels)
+
     def observe(self, state: State) -> None:
-        """Bring the gauges up to date; pools that are gone lose theirs."""
+        """Bring the gauges up to date, and end the series of pools that are gone."""
         self._term.set(state.numbers.term)
         self._gateways.set(len(state.gateways))
         self._supervisors.set(len(state.supervisors))
@@ -148,9 +155,6 @@ class SchedulerMetrics:
             if pool.declared.has_slo and (attainment := pool.scaling.service_level.attainment.percents()) is not None:
                 self._slo_attainment.labels(name).set(attainment.attained / 100)
         for name in self._pools - state.pools.keys():
-            for gauge in (*self._of_pools, self._slo_attainment):
-                with suppress(KeyError):  # a pool without objectives has no attainment
-                    gauge.remove(name)
-            for role in RunnerRole:
-                self._runners.remove(name, role.value)
+            for metric in self._by_pool:
+                metric.remove_by_labels({"pool": name})
         self._pools = set(state.pools)

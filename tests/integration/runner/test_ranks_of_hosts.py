@@ -66,7 +66,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Authority().folder(tmp_path_factory.mktemp("tls") / "runner", "runner")
+    return Authority().folder(tmp_path_factory.mktemp("tls") / "runner", "runner", "team.runner")
 
 
 class Runner(NamedTuple):

@@ -142,7 +142,6 @@ OWN_LIES = {
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     authority = Authority()
     tls = authority.folders(tmp_path / "tls", ROLES)
-    authority.folder(tls["runner"], "runner", "weft-system.runner")
     authority.folder(tmp_path / "evil", "runner", "evil.runner")
     with Fleet(tmp_path, tls).running() as fleet:
         fleet.control_plane()

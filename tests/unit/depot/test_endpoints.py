@@ -74,6 +74,13 @@ def test_without_a_list_there_is_aws_alone() -> None:
         ("http://169.254.169.254", True, False),
         ("http://[::ffff:169.254.169.254]", True, False),
         ("http://[fd00:ec2::254]", True, False),
+        ("http://[fd20:ce::254]", True, False),  # Google's
+        ("http://168.63.129.16", True, False),  # Azure's, which is global
+        ("http://192.0.0.192", True, False),  # Oracle's
+        ("http://[64:ff9b::a9fe:a9fe]", True, False),  # by NAT64
+        ("http://[2002:a9fe:a9fe::1]", True, False),  # by 6to4
+        ("http://[::a9fe:a9fe]", True, False),
+        ("http://[64:ff9b::7f00:1]", False, False),
         ("http://[fe80::1]", True, False),
         ("http://224.0.0.1", True, False),
         ("http://2852039166/", True, False),  # 169.254.169.254 as a number

@@ -1,9 +1,10 @@
 """Drafts from texts to the Step: answers with them are those without them, to the bit."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from harness.draft_search import guess, know, search_plainly
 from harness.small_runner import SMALL, Driver, World, executor_of
 from weft.domain.request import Ended, EndReason, NoCapacity, Sampling, SequenceTokens, Stop
 from weft_runner.core import (
+    ALL_PRIORS,
     SUREST,
     Acceptance,
     Batch,
     BatchLimits,
     BatchScheduler,
+    CallerDraft,
     Draft,
     DraftQuery,
     RecentAnswers,
@@ -95,14 +98,14 @@ def asks(seed: int, n: int = 12) -> list[tuple[str, list[int], int, dict[str, An
     return found
 
 
-def answers(driver: Driver, seed: int) -> dict[str, Any]:
+def answers(driver: Driver, seed: int, drafts: Mapping[str, tuple[int, ...]] = MappingProxyType({})) -> dict[str, Any]:
     """What each request is told: tokens, how it ended, log probabilities. One that finds no room is asked again."""
     rng, waiting = random.Random(seed), asks(seed)
     for _ in range(2000):
         if waiting and rng.random() < 0.7:
             key, *given, fields = waiting.pop(0)
             emitted = tuple(driver.answer(key))
-            driver.ask(key, *given, emitted=emitted, **fields)
+            driver.ask(key, *given, emitted=emitted, draft=drafts.get(key, ()), **fields)
             driver.beat()
         elif driver.pool.sequences:
             driver.beat()
@@ -142,6 +145,58 @@ def test_answers_with_drafts_are_those_without_them(native: Any, seed: int, flag
     assert 0 < drafts < accepted < guesses, "most are right"
     assert plain.pool.reservations.grown_pages
     assert sum(len(one.rows) for one in drafting.batches) < sum(len(one.rows) for one in plain.batches) - accepted / 2
+
+
+EDITS: dict[str, Callable[[list[int]], list[int]]] = {
+    "each fifth token is changed": lambda answer: [3 + t % 58 if i % 5 == 4 else t for i, t in enumerate(answer)],
+    "some tokens are inserted, some left out": lambda answer: [*answer[:6], 9, 9, 9, *answer[6:12], *answer[14:]],
+    "two of four tokens are wrong": lambda answer: [3 + t % 58 if i % 4 > 1 else t for i, t in enumerate(answer)],
+}
+
+
+@pytest.mark.parametrize("search", [None, search_plainly], ids=["no search", "search"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_answers_with_a_draft_of_their_caller_are_those_without_it(native: Any, edit: str, search: Any) -> None:
+    """With the pauses, penalties and stops of other drafts. How a draft fared is told with the tokens."""
+    expected = answers(native(**SHORT), 0)
+    drafts = {key: tuple(EDITS[edit](told[0])) for key, told in expected.items()}
+    driver = native(search=search, checks_drafts=True, **SHORT)
+    assert answers(driver, 0, drafts) == expected
+    used = [event for event in driver.events if isinstance(event, SequenceTokens) and event.draft_use]
+    accepted, rejected = (sum(column) for column in zip(*(event.draft_use for event in used), strict=True))
+    assert all(event.draft_use.accepted <= len(event.tokens) for event in used)
+    if search is None:
+        assert (len(used), accepted + rejected, accepted) == driver.pool.scheduler.drafter.figures
+    n_tokens = sum(map(len, drafts.values()))
+    if edit == "two of four tokens are wrong":
+        assert rejected < n_tokens, "as many at most as a prompt of that length costs"
+    else:
+        assert accepted > n_tokens / 2, (accepted, rejected, n_tokens)
+
+
+PLACES = {
+    "at its beginning": ([], [1, 2, 3]),
+    "along it": ([1, 2, 3], [4, 5, 6]),
+    "behind a changed token": ([1, 2, 9], [4, 5, 6]),
+    "behind two changed tokens nowhere": ([1, 2, 9, 9], []),
+    "behind two changed tokens, once two are found": ([1, 2, 9, 9, 5, 6], [7, 8, 5]),
+    "behind tokens that were inserted": ([1, 2, 9, 9, 9, 9, 3, 4], [5, 6, 7]),
+    "behind tokens that were left out": ([1, 2, 7, 8], [5, 6, 9]),
+    "nearest of equal matches": ([1, 2, 9, 9, 5, 6], [7, 8, 5]),
+    "of two the longer match": ([1, 9, 9, 8, 5, 6], [9]),
+    "at its end nowhere": ([1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 9], []),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_caller_s_draft_goes_on_where_the_answer_stands_in_it(place: str) -> None:
+    answer, expected = PLACES[place]
+    by_token, at_once = (CallerDraft((1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 9), 2) for _ in range(2))
+    for length in range(len(answer)):
+        by_token.draft([0, 0, *answer[:length]], 3, ALL_PRIORS)
+    for draft in (by_token, at_once):
+        found = draft.draft([0, 0, *answer], 3, [1.0] * len(ALL_PRIORS))
+        assert list(found.tokens if found else ()) == expected
 
 
 def test_an_answer_that_comes_again_is_drafted_from_the_first_one(native: Any) -> None:

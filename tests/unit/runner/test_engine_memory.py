@@ -69,6 +69,10 @@ def test_tokens_are_the_same_whether_a_prefix_is_computed_or_read_again(driver_o
     assert computed[1] - computed[0] == state_of(shared.pool).prefix_reused_tokens
 
 
+def cached_tokens(driver: Any, key: str) -> list[int]:
+    return [event.cached_tokens for event in driver.events if event.request_id == key]
+
+
 def others(driver: Any, count: int) -> None:
     """Requests without a salt, of four pages each, at once; copies to host memory have ended afterwards."""
     for number in range(count):
@@ -103,6 +107,9 @@ def test_a_prefix_that_the_device_evicted_is_read_from_host_memory(driver_of, ad
         third = [[e.logprobs for e in driver.events if e.request_id == "third"] for driver in (fresh, small)]
         assert third[0] == third[1]
     assert state_of(small.pool).prefix_reused_tokens == 3 * 3 * P, "but for the first everybody reads it"
+    first, *others_of = [cached_tokens(small, key) for key in ("first", "second", "third", "fourth")]
+    assert first == [0] * 12
+    assert others_of == [[3 * P] + [0] * 11] * 3, "a gateway learns of it with the first token"
     assert small.pool.reuse.host_tokens == 3 * P
     assert fresh.pool.reuse.queried == 0, "nothing is looked up without a salt"
     prefixes, swap = small.pool.host_prefixes, small.pool.swap

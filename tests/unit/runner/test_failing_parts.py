@@ -16,6 +16,7 @@ from harness.ports import free_port
 from harness.ranks import settings_of as runner_settings
 from harness.runner_peers import Gateway, Supervisor, supervised
 from harness.waiting import PATIENCE_S, soon
+from weft.telemetry.probes import Shortages
 from weft_runner.core import RequestPool
 
 NEVER_S = 1e6
@@ -29,6 +30,9 @@ def no_drain_ends(monkeypatch: Any) -> None:
 
 class Beats:
     """The probes' place."""
+
+    def __init__(self) -> None:
+        self.shortages = Shortages()
 
     def beat(self) -> None:
         return None

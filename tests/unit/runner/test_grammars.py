@@ -136,7 +136,7 @@ def test_tokens_that_came_with_kv_of_another_runner_advance_the_grammar():
     start = constrained("r")
     sequence = Sequence(start, G, "g", admitted=1, now=0.0, max_context_tokens=50, mask=token_mask((), state, 50))
     sequence.await_kv()
-    sequence.take_kv(2, [9])
+    sequence.take_kv(2, [9], 0)
     assert state.tokens == [9]
 
 

@@ -18,6 +18,7 @@ from weft_runner.core import (
     KvShard,
     OpenKvStream,
     ReceiveKv,
+    SendComplete,
     SendKv,
     ShardedTransfers,
     ShardLost,
@@ -178,7 +179,7 @@ def test_a_rank_that_completes_with_other_tokens_than_rank_0_is_refused_by_name(
     for rank, pages in zip(pair.sender.others, ((1, 2), (1,)), strict=True):
         complete = KvComplete("r", EPOCH, len(pages) * PAGE_TOKENS)
         rank.order(ShardOrder(SendKv(to, "r", EPOCH, 0, pages), addresses))
-        rank.order(ShardOrder(Send(to, complete), addresses))
+        rank.order(ShardOrder(SendComplete(to, complete), addresses))
     if last == "rank 0":
         wait_until(lambda: bool((pair.receiver.pages[2][9] == pair.sender.pages[2][1]).all()), "the liar's pages")
         pair.send("r", (1, 2))

@@ -257,6 +257,10 @@ def test_pages_that_the_second_runner_has_do_not_travel() -> None:
     found = [side.machine.pool.reuse.tokens for side in (pair.a, pair.b)]
     assert found == [20, 0], "who computes a prompt has found it, who gets its KV has not"
     assert [side.machine.pool.reuse.queried for side in (pair.a, pair.b)] == [2 * len(PROMPT), 0]
+    for side in (pair.a, pair.b):
+        steps = [one for message in side.said if isinstance(message, Step) for one in message.sequences]
+        counts = {one.position: one.cached_tokens for one in steps if one.request_id == "s"}
+        assert counts == dict.fromkeys(counts, 0) | {0: 20}, "a gateway may get either runner's first token first"
 
 
 def test_an_answer_of_one_token_sends_nothing() -> None:
@@ -443,6 +447,20 @@ def test_a_frozen_sequence_continues_on_another_runner_where_it_stopped(steps: i
     computed = pair.b.machine.pool.figures(ready=True).tokens
     assert computed == len(PROMPT) + 12 - 1 - min(8 * steps, len(PROMPT) + max(0, len(emitted) - 1))
     assert idle(pair)
+
+
+def test_a_prompt_that_is_frozen_in_its_middle_keeps_the_count_of_its_reused_tokens() -> None:
+    pair = Pair()
+    one = replace(starts(PROMPT, 2)[0], kv_to=None)
+    pair.do(pair.a, Received(GATEWAY, replace(one, request_id="s", prompt=tuple(PROMPT[:9]))))
+    pair.finish(pair.a)
+    pair.do(pair.a, Received(GATEWAY, one))
+    pair.step(pair.a)
+    pair.do(pair.a, Received(GATEWAY, Freeze("r", E1, E2, KvTarget(B, "kv"))))
+    pair.do(pair.b, Received(GATEWAY, replace(one, epoch=E2, kv_from=A)))
+    pair.finish(pair.b)
+    first, *_ = [sequence for message in pair.b.said if isinstance(message, Step) for sequence in message.sequences]
+    assert (first.position, first.cached_tokens) == (0, 8)
 
 
 def test_a_runner_that_drains_computes_on_until_its_sequences_have_moved() -> None:

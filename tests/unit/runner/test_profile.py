@@ -61,6 +61,18 @@ def test_it_ends_within_its_second_or_after_the_first_step_of_each_kind(model, m
     assert max(machine.used) < total_pages
 
 
+@pytest.mark.parametrize(("token_ms", "largest"), [(0.05, 33), (8.0, 17), (20.0, 9)])
+def test_steps_with_guesses_are_measured_far_apart_first_within_their_time(token_ms: float, largest: int) -> None:
+    machine = Machine(StepModel(10.0, 0.0, 0.0, token_ms))
+    measure_profile(machine, machine.limits, machine.clock)
+    without_s = machine.now
+    times = measure_profile(machine, machine.limits, machine.clock, drafts=True).model.guess_times
+    assert machine.now - without_s <= without_s - 1000.0 + 0.5
+    assert times[0] == pytest.approx((1, 10.0))
+    assert times[-1] == pytest.approx((largest, 10.0 + token_ms * largest))
+    assert list(times) == sorted(times)
+
+
 @pytest.mark.parametrize(("most", "batches"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
 def test_batches_double_up_to_the_most(most, batches):
     limits = replace(LIMITS, max_sequences=most)

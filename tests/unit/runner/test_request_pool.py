@@ -501,6 +501,25 @@ def test_max_tokens_counts_the_emitted_ones_and_the_context_ends_an_answer():
     assert (len(tokens), tokens[-1].finish) == (2, FinishReason.LENGTH)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(prompt_logprobs=0), Sampling(pooling=True)])
+@pytest.mark.parametrize("total_pages", [10, 12])
+def test_a_prompt_as_long_as_the_context_is_computed_where_nothing_is_generated(total_pages, sampling):
+    pool = RequestPool(replace(LIMITS, total_pages=total_pages))
+    for key, prompt, max_tokens in (("r", 40, 0), ("one more", 41, 0), ("with an answer", 40, 1)):
+        begin(pool, key, 1, prompt=prompt, max_tokens=max_tokens, reservation_tokens=1, sampling=sampling)
+    assert [(answer.request_id, answer.reason) for answer in flat(take(pool, Send))] == [
+        ("one more", "context"), ("with an answer", "context"),
+    ]  # fmt: skip
+    if total_pages == 12:
+        begin(pool, "beside", 2, prompt=8, max_tokens=0, reservation_tokens=1, sampling=sampling)
+    assert pool.pages.free_pages == 0, "no page is reserved for an answer"
+    while pool.sequences:
+        step(pool)
+        check_pool(pool)
+    ended = [("r", Epoch(1, 1)), ("beside", Epoch(1, 2))][: 2 if total_pages == 12 else 1]
+    assert flat(take(pool, Send)) == [SequenceTokens(*one, 0, (), FinishReason.LENGTH) for one in ended]
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [

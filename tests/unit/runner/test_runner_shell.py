@@ -9,15 +9,18 @@ import pytest
 
 from harness.desired import desired, whole
 from harness.runner_machine import start_of
+from harness.small_disk import fill
 from harness.waiting import wait_until
 from weft.domain.adapter import Tier
 from weft.domain.machine import Kind, Peer, Received
 from weft.domain.model.config import parse_spec
+from weft.domain.request import EndReason
 from weft.domain.runner import RunnerOrder
 from weft_kernels.cpu import cpu_quota
 from weft_runner.core import BatchLimits
-from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, CacheFull, StoppedAtStart
 from weft_runner.settings import parse_settings
+from weft_runner.shell.adapter_pool import failure_of
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine_factory import build_engine, default_threads, pool_limits
 from weft_runner.shell.process import fetch_base, read_identity
@@ -153,6 +156,18 @@ def test_adapters_on_demand_survive_a_restart_within_the_bound_least_recently_us
     assert set(source.on_disk()) == {digests[0], digests[2], digests[3]}
     source.adapter(digests[0])
     assert len(depot.requests) == asked, "nothing of it is downloaded again"
+
+
+def test_a_full_disk_of_the_cache_is_named_and_the_adapter_comes_once_there_is_room(world, depot, small_disk):
+    digest, notes = depot.publish("adapter", world.write_adapter("a")), []
+    source = DepotSource(depot.url, small_disk / "blobs", DIGEST, lambda: False, on_full=notes.append)
+    filler = fill(small_disk)
+    with pytest.raises(CacheFull, match="no room for " + digest) as full:
+        source.adapter(digest)
+    assert notes == ["the disk of the cache is full"]
+    assert failure_of(full.value) == (EndReason.RUNNER_FULL, str(full.value), False)
+    filler.unlink()
+    assert source.adapter(digest).tensors.stat().st_size
 
 
 def test_a_damaged_file_of_base_or_adapter_is_fetched_again_before_anything_maps_it(world, depot, tmp_path):

@@ -1,5 +1,6 @@
 """What routers and dashboards made for vLLM read of a runner: names, labels and what the values follow."""
 
+import json
 import sys
 import threading
 from collections import deque
@@ -10,10 +11,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from harness.client_fields import RECORD
 from harness.runner_machine import session, start_of
-from weft.domain.adapter import DesiredAdapter, Tier
+from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
 from weft.domain.machine import Connected, Received
 from weft.domain.request import FinishReason, SessionHello, Stop
+from weft.domain.routes import PoolRoute, Routes
+from weft_gateway.core import Gateway, GatewayConfig
+from weft_gateway.shell import GatewayMetrics
 from weft_runner.core import (
     AdapterUse,
     BatchLimits,
@@ -41,7 +46,7 @@ from weft_runner.shell.metrics import RunnerMetrics
 LIMITS = PoolLimits(64, 4, 8, 2, 200, 9, frozenset([0]), BatchLimits(2, 64))
 SWAPPING = replace(LIMITS, total_pages=16, batch=BatchLimits(2, 32), host_bytes=1000, page_bytes=1, swap_page_bytes=1)
 STEP_S = 0.02
-# `vllm/v1/metrics/buckets.py`, 0.32
+# `vllm/v1/metrics/buckets.py`, 0.33
 VLLM_GAP_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
@@ -62,6 +67,14 @@ e2e_request_latency_seconds inter_token_latency_seconds time_to_first_token_seco
 request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens
 prompt_tokens generation_tokens request_success num_preemptions prefix_cache_queries prefix_cache_hits
 """.split()
+
+
+# What vLLM had under this name once, and what its pull request 54830 may bring; docs/observability.md says so.
+RENAMED = {"vllm:gpu_cache_usage_perc"}
+NOT_SHIPPED = {
+    "vllm:lora_adapter_loaded", "vllm:num_gpu_loaded_lora_adapters", "vllm:num_cpu_loaded_lora_adapters",
+    "vllm:max_gpu_lora_adapters", "vllm:lora_adapter_load_seconds",
+}  # fmt: skip
 
 
 class Scraped:
@@ -133,6 +146,28 @@ def test_an_endpoint_picker_finds_its_default_names_and_labels():
     assert {f"vllm:{name}" for name in BOARD} <= families.keys()
 
 
+def test_names_types_and_labels_are_those_of_the_newest_vllm() -> None:
+    """Compare with the record of its wheel. A gateway is no engine: it has `model_name` alone of the common labels."""
+    gateway, registry = Gateway(GatewayConfig(), "gateway", lambda _: b""), CollectorRegistry()
+    gateway.routes.take(Routes(1, True, pools=(PoolRoute("team/base", "sha256:t", "tiny", 512, 1),)))
+    GatewayMetrics(gateway, registry)
+    metrics: dict[str, str] = json.loads(RECORD.read_text())["metrics"]
+    scraped, missing, checked = served(), set[str](), 0
+    for exported, common in ((scraped.registry, {"engine"}), (registry, set[str]())):
+        for family in exported.collect():
+            if not family.name.startswith("vllm:"):
+                continue
+            if family.name not in metrics:
+                missing.add(family.name)
+            elif (about := metrics[family.name].split()) and family.samples:
+                assert family.type == about[0], family.name
+                labels = {*about[1:]} - ({"engine"} - common)
+                assert {*family.samples[0].labels} - {"le"} == labels, family.name
+                checked += 1
+    assert missing == RENAMED | NOT_SHIPPED
+    assert checked > 25
+
+
 def test_adapters_are_listed_under_the_names_that_requests_gave_them():
     scraped = served()
     (info,) = scraped.labels("vllm:lora_requests_info")
@@ -157,9 +192,19 @@ def test_an_adapter_without_requests_stays_listed_as_loaded_and_only_so():
     assert [labels["adapter_name"] for labels in scraped.labels("vllm:lora_adapter_loaded")] == ["acme/upper"]
 
 
+def test_a_content_that_comes_back_has_no_name_of_an_adapter_that_was_removed() -> None:
+    scraped = served()
+    adapters = scraped.metrics.adapters
+    adapters.hold(DesiredChange(2, full=False, removed=("sha256:a", "sha256:of no request")))
+    assert not scraped.labels("vllm:lora_adapter_loaded"), "it leaves after its last sequence"
+    adapters.name("sha256:a", "acme/later")
+    assert [labels["adapter_name"] for labels in scraped.labels("vllm:lora_adapter_loaded")] == ["acme/later"]
+
+
 def test_a_pinned_adapter_has_its_names_before_any_request() -> None:
     scraped = Scraped()
-    scraped.metrics.adapters.hold([DesiredAdapter("sha256:a", 8, 1, pinned=True, model_names=("acme/a", "rival/a"))])
+    pinned = DesiredAdapter("sha256:a", 8, 1, pinned=True, model_names=("acme/a", "rival/a"))
+    scraped.metrics.adapters.hold(DesiredChange(1, full=True, adapters=(pinned,)))
     scraped.metrics.adapters.take([AdapterUse("sha256:a", Tier.DEVICE, 8, True, 0, 0)])
     listed = scraped.labels("vllm:lora_adapter_loaded")
     assert [(labels["adapter_name"], labels["pinned"]) for labels in listed] == [
@@ -196,6 +241,25 @@ def test_times_and_tokens_of_a_request_are_its_own():
     }
     measured = {name: round(scraped.value(f"{name}_sum") or 0, 6) for name in expected}
     assert measured == {name: round(value, 6) for name, value in expected.items()}
+
+
+def test_tokens_that_are_reused_are_cached_ones_and_adapters_that_are_waited_for_defer():
+    scraped = Scraped()
+    for key in ("first", "second"):
+        scraped.start(key, prompt=9, max_tokens=2, cache_salt="tenant")
+        scraped.steps(2)
+    assert scraped.value("prompt_tokens_total") == 18
+    assert scraped.value("prompt_tokens_cached_total") == 8, "two pages"
+    cached = {
+        source: scraped.value("prompt_tokens_cached_by_source_total", source=source) for source in ("device", "host")
+    }
+    assert cached == {"device": 8, "host": 0}
+    scraped.start("third", adapter="sha256:a", model_name="acme/upper")
+    waiting = {
+        reason: scraped.value("num_requests_waiting_by_reason", reason=reason) for reason in ("capacity", "deferred")
+    }
+    assert waiting == {"capacity": 0, "deferred": 1}
+    assert scraped.value("num_requests_waiting") == 1
 
 
 def test_times_between_tokens_count_every_token_but_a_requests_first_whatever_runs_beside_it():
@@ -276,3 +340,6 @@ def test_a_scrape_beside_a_busy_engine_never_fails() -> None:
         sys.setswitchinterval(interval)
     assert (scraped.value("request_success_total", finished_reason="length") or 0) > 10
     assert scraped.runner.pool.swap.out_bytes > 10
+    finished = scraped.value("request_num_preemptions_count") or 0
+    assert 0 < (scraped.value("request_num_preemptions_sum") or 0) <= (scraped.value("num_preemptions_total") or 0)
+    assert finished == sum(scraped.value("request_success_total", finished_reason=r) or 0 for r in ("length", "abort"))

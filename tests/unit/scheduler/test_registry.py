@@ -201,6 +201,26 @@ def test_the_context_is_the_least_of_the_ready_runners_and_the_last_known_while_
     assert context() == 1600
 
 
+def test_a_pool_checks_drafts_where_all_its_ready_runners_do_and_the_last_did_while_there_is_none(
+    driver: Driver,
+) -> None:
+    def checks() -> bool:
+        driver.wait(1.0)
+        return driver.state.routes.full().pools[0].checks_drafts
+
+    driver.start()
+    assert checks(), "nobody knows yet"
+    driver.runner("a", checks_drafts=True)
+    assert checks()
+    driver.runner("b")
+    assert not checks()
+    driver.lost("a")
+    driver.lost("b")
+    assert not checks()
+    driver.runner("c", checks_drafts=True)
+    assert checks()
+
+
 def test_the_first_table_waits_a_little_for_the_keys_and_a_change_of_keys_is_told(driver: Driver) -> None:
     driver.gateway()
     assert not of(driver.registry(), Routes)

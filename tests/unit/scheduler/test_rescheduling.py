@@ -277,14 +277,20 @@ def test_a_preempt_decision_about_an_older_epoch_changes_nothing(served: Driver)
     assert not of(effects, Preempt)
 
 
-def test_an_adapter_that_loads_nowhere_ends_its_request_with_the_reasons(driver: Driver) -> None:
+@pytest.mark.parametrize(
+    ("reason", "rejected_for"),
+    [(FailReason.LOAD_FAILED, RejectReason.ADAPTER_FAILED), (FailReason.RUNNER_FULL, RejectReason.RUNNER_FULL)],
+)
+def test_an_adapter_that_loads_nowhere_ends_its_request_with_the_reasons(
+    driver: Driver, reason: FailReason, rejected_for: RejectReason
+) -> None:
     driver.start("sha256:1").runner("a")
     driver.runner("b")
     assert driver.place("r", "sha256:1").runner.uuid == "b"
-    (elsewhere,) = of(driver.failed("r", FailReason.LOAD_FAILED, detail="no file"), Assign)
+    (elsewhere,) = of(driver.failed("r", reason, detail="no file"), Assign)
     assert elsewhere.runner.uuid == "a"
-    (rejected,) = of(driver.failed("r", FailReason.LOAD_FAILED, detail="torn"), Reject)
-    assert (rejected.reason, rejected.message) == (RejectReason.ADAPTER_FAILED, "no file; torn")
+    (rejected,) = of(driver.failed("r", reason, detail="torn"), Reject)
+    assert (rejected.reason, rejected.message) == (rejected_for, "no file; torn")
 
 
 def test_a_cancelled_request_is_gone_wherever_it_was(driver: Driver) -> None:
@@ -365,3 +371,13 @@ def test_a_pool_is_unknown_only_where_the_registry_has_spoken(driver: Driver, kn
 def test_a_request_for_its_prompt_alone_is_placed_like_one_of_a_token(driver: Driver, reservation: str) -> None:
     driver.start(reservation=reservation).runner("a")
     assert driver.place("r", max_tokens=0, p90_tokens=0).reservation_tokens == 1
+
+
+@pytest.mark.parametrize("reservation", ["calibrated", "pooled", "paged", "maximum", "s3"])
+@pytest.mark.parametrize("phases", ["together", "split"])
+def test_a_prompt_as_long_as_the_context_is_placed_where_nothing_is_generated(
+    driver: Driver, reservation: str, phases: str
+) -> None:
+    """The runner has just the pages of the prompt."""
+    driver.start(reservation=reservation, phases=phases).runner("a")
+    driver.place("r", prompt_tokens=1600, max_tokens=0, p90_tokens=0)

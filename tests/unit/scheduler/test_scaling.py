@@ -9,12 +9,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from prometheus_client import CollectorRegistry
 
 from harness.scheduler_driver import Driver, of
+from weft.domain.ids import RunnerId
 from weft.domain.request import Assign, FailReason
 from weft.domain.routes import PoolSpec, PoolStatus, RegistryChange
+from weft_scheduler.core import BatchPreempted, Consolidated, Judged, RoleChanged, SequencesParked
 from weft_scheduler.metrics import SchedulerMetrics
 
 POOL = "acme/p"
 ABSENT_S = 10.0
+RUNNER = RunnerId("a", "i")
 
 
 class Pool:
@@ -340,3 +343,28 @@ def test_an_autoscaler_of_others_reads_the_demand_whatever_the_bounds(driver: Dr
         for name in ("wanted", "demanded")
     }
     assert read == {"wanted": 1, "demanded": 3}
+
+
+def test_series_of_a_pool_end_with_it_though_its_last_requests_are_counted_later(driver: Driver, pool: Pool) -> None:
+    registry = CollectorRegistry()
+    metrics = SchedulerMetrics(registry)
+
+    def shown() -> set[str]:
+        return {sample.name for family in registry.collect() for sample in family.samples if "pool" in sample.labels}
+
+    late: tuple[Any, ...] = (
+        Judged(POOL, ttft_met=True, token_time_met=True), Consolidated(POOL, RUNNER, ("r",)),
+        RoleChanged(POOL, RUNNER, "prompt", "load"), BatchPreempted(POOL, RUNNER, ("r",)),
+        SequencesParked(POOL, RUNNER, "r", ("s",)),
+    )  # fmt: skip
+    settle(driver)
+    metrics.observe(driver.state)
+    assert len(shown()) > 10
+    driver.change(RegistryChange(False, removed_pools=(POOL,)))
+    metrics.observe(driver.state)
+    assert not shown()
+    for effect in late:
+        metrics.count(effect)
+    assert len(shown()) == len(late)
+    metrics.observe(driver.state)
+    assert not shown()

@@ -89,7 +89,13 @@ def test_probes_tell_health_readiness_and_metrics() -> None:
         assert get(probes.port, "/healthz") == (200, "ok\n")
         assert get(probes.port, "/readyz") == (503, "no runner has reported\n")
         reason[0] = None
-        assert get(probes.port, "/readyz")[0] == 200
+        assert get(probes.port, "/readyz") == (200, "ok\n")
+        probes.shortages.note("the disk is full")
+        assert get(probes.port, "/readyz") == (200, "ok, but the disk is full\n")
+        with socket.create_connection(("127.0.0.1", probes.port), PATIENCE_S) as client:
+            client.sendall(b"HEAD /readyz HTTP/1.0\r\n\r\n")
+            head = client.makefile("rb").read()
+        assert (head[:12], head[-4:]) == (b"HTTP/1.0 200", b"\r\n\r\n")
         metrics = get(probes.port, "/metrics")[1]
         assert "weft_things_total 1.0" in metrics
         assert "_created" not in metrics

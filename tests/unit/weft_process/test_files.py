@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.files import write_atomically
+from weft.process import lock_data_dir
 
 
 def test_a_file_is_made_and_replaced_with_its_mode(tmp_path: Path) -> None:
@@ -41,3 +42,13 @@ def test_content_is_synced_before_the_rename_and_the_folder_after(
     monkeypatch.setattr(os, "fsync", watched)
     write_atomically(path, b"x")
     assert seen == [(f"{path}.tmp", False), (str(tmp_path), True)]
+
+
+def test_files_of_a_component_belong_to_its_user_alone(tmp_path: Path) -> None:
+    with lock_data_dir(tmp_path / "data", "depot"):
+        (tmp_path / "data" / "blob").touch()
+        (tmp_path / "data" / "folder").mkdir()
+    (tmp_path / "later").touch()
+    made = [path.stat().st_mode & 0o077 for path in (tmp_path / "data").iterdir()]
+    assert made == [0, 0, 0]
+    assert (tmp_path / "later").stat().st_mode & 0o044 == 0o044

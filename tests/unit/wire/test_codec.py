@@ -314,6 +314,7 @@ def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
         ({"request_ids": ["a"], "tokens": [1], "finish_reasons": [5]}, "finish reason 5"),
         ({"request_ids": ["a"], "tokens": [1], "doublings": [65]}, "65 doublings"),
         ({"request_ids": ["a", "b"], "tokens": [1, 2], "logprobs": [{}]}, "2 sequences with a column of 1"),
+        ({"request_ids": ["a"], "tokens": [1], "accepted_draft_tokens": [1]}, "1 sequences with a column of 0"),
     ],
 )
 def test_a_step_that_cannot_be(columns: dict[str, Any], reason: str) -> None:

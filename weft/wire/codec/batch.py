@@ -24,6 +24,7 @@ from weft.wire.codec.values import check_non_empty, check_number, check_text
 from weft.wire.errors import PeerError
 from weft.wire.v1 import batch_pb2 as pb
 
+STORAGE_FULL = "weft-reason", "storage_full"  # trailing metadata of a call that is UNAVAILABLE for want of room
 MESSAGE_BYTES = 1 << 20  # of bodies in one message, unless one alone has more
 NEW_FILE = Pair(NewFile, pb.UploadFileHeader)
 FILE = Pair(StoredFile, pb.File)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from weft.domain.bounds import MAX_DETAIL_CHARS, MAX_NAME_CHARS
 from weft.domain.ids import Epoch
 from weft.domain.request import (
+    DraftUse,
     Draining,
     Ended,
     FinishReason,
@@ -53,7 +54,8 @@ def _fill_step(step: Step, m: runner_pb2.Step) -> None:
     m.iteration = step.iteration
     if not step.sequences:
         return
-    ids, epochs, positions, tokens, finishes, doublings, logprobs = zip(*step.sequences, strict=True)
+    columns = zip(*step.sequences, strict=True)
+    ids, epochs, positions, tokens, finishes, doublings, logprobs, cached, draft_uses = columns
     terms, counters = zip(*epochs, strict=True)
     m.request_ids.extend(ids)
     m.terms.extend(terms)
@@ -70,6 +72,12 @@ def _fill_step(step: Step, m: runner_pb2.Step) -> None:
     if any(logprobs):
         for of_sequence in logprobs:
             fill_logprobs(of_sequence, m.logprobs.add())
+    if any(cached):
+        m.cached_tokens.extend(cached)
+    if any(draft_uses):
+        accepted, rejected = zip(*(use or (0, 0) for use in draft_uses), strict=True)
+        m.accepted_draft_tokens.extend(accepted)
+        m.rejected_draft_tokens.extend(rejected)
 
 
 def _step(m: runner_pb2.Step) -> Step:
@@ -93,9 +101,18 @@ def _step(m: runner_pb2.Step) -> Step:
         finishes,
         _column(doublings, n),
         map(read_logprobs, _columns(logprobs, n)) if logprobs else repeat(()),
+        _column(m.cached_tokens, n),
+        _draft_uses(m, n),
         strict=False,
     )
     return Step(m.iteration, list(map(_new_sequence_tokens, sequences)))
+
+
+def _draft_uses(m: runner_pb2.Step, n: int) -> Iterable[DraftUse | None]:
+    if not m.accepted_draft_tokens:
+        return repeat(None)
+    uses = zip(_columns(m.accepted_draft_tokens, n), _columns(m.rejected_draft_tokens, n), strict=True)
+    return [DraftUse(*use) if any(use) else None for use in uses]
 
 
 def _column(values: Sequence[int], n: int) -> Iterable[int]:

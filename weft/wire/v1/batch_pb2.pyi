@@ -162,7 +162,7 @@ class BatchRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., batch_id: _Optional[str] = ...) -> None: ...
 
 class BatchJob(_message.Message):
-    __slots__ = ("batch_id", "input_file_id", "endpoint", "completion_window", "status", "output_file_id", "error_file_id", "errors", "created_unix_s", "in_progress_unix_s", "expires_unix_s", "finalizing_unix_s", "completed_unix_s", "failed_unix_s", "expired_unix_s", "cancelling_unix_s", "cancelled_unix_s", "total", "completed", "failed", "metadata", "prompt_tokens", "completion_tokens")
+    __slots__ = ("batch_id", "input_file_id", "endpoint", "completion_window", "status", "output_file_id", "error_file_id", "errors", "created_unix_s", "in_progress_unix_s", "expires_unix_s", "finalizing_unix_s", "completed_unix_s", "failed_unix_s", "expired_unix_s", "cancelling_unix_s", "cancelled_unix_s", "total", "completed", "failed", "metadata", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,8 @@ class BatchJob(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     input_file_id: str
     endpoint: str
@@ -216,7 +218,9 @@ class BatchJob(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     prompt_tokens: int
     completion_tokens: int
-    def __init__(self, batch_id: _Optional[str] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., status: _Optional[_Union[BatchStatus, str]] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., errors: _Optional[_Iterable[_Union[BatchError, _Mapping]]] = ..., created_unix_s: _Optional[int] = ..., in_progress_unix_s: _Optional[int] = ..., expires_unix_s: _Optional[int] = ..., finalizing_unix_s: _Optional[int] = ..., completed_unix_s: _Optional[int] = ..., failed_unix_s: _Optional[int] = ..., expired_unix_s: _Optional[int] = ..., cancelling_unix_s: _Optional[int] = ..., cancelled_unix_s: _Optional[int] = ..., total: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    reasoning_tokens: int
+    def __init__(self, batch_id: _Optional[str] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., status: _Optional[_Union[BatchStatus, str]] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., errors: _Optional[_Iterable[_Union[BatchError, _Mapping]]] = ..., created_unix_s: _Optional[int] = ..., in_progress_unix_s: _Optional[int] = ..., expires_unix_s: _Optional[int] = ..., finalizing_unix_s: _Optional[int] = ..., completed_unix_s: _Optional[int] = ..., failed_unix_s: _Optional[int] = ..., expired_unix_s: _Optional[int] = ..., cancelling_unix_s: _Optional[int] = ..., cancelled_unix_s: _Optional[int] = ..., total: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class BatchError(_message.Message):
     __slots__ = ("code", "message", "line", "param")
@@ -263,7 +267,7 @@ class LineEnds(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[LineResult, _Mapping]]] = ..., released: _Optional[_Iterable[_Union[LineReleased, _Mapping]]] = ...) -> None: ...
 
 class LineResult(_message.Message):
-    __slots__ = ("batch_id", "line", "status", "request_id", "body", "prompt_tokens", "completion_tokens")
+    __slots__ = ("batch_id", "line", "status", "request_id", "body", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +275,8 @@ class LineResult(_message.Message):
     BODY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     line: int
     status: int
@@ -278,7 +284,9 @@ class LineResult(_message.Message):
     body: bytes
     prompt_tokens: int
     completion_tokens: int
-    def __init__(self, batch_id: _Optional[str] = ..., line: _Optional[int] = ..., status: _Optional[int] = ..., request_id: _Optional[str] = ..., body: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    reasoning_tokens: int
+    def __init__(self, batch_id: _Optional[str] = ..., line: _Optional[int] = ..., status: _Optional[int] = ..., request_id: _Optional[str] = ..., body: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class LineReleased(_message.Message):
     __slots__ = ("batch_id", "line", "reason")

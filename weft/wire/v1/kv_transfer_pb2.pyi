@@ -103,18 +103,20 @@ class KvPages(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., first_page: _Optional[int] = ..., pages: _Optional[int] = ..., first_layer: _Optional[int] = ..., layers: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class KvComplete(_message.Message):
-    __slots__ = ("request_id", "epoch", "in_kv", "tokens", "logprobs")
+    __slots__ = ("request_id", "epoch", "in_kv", "tokens", "logprobs", "cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IN_KV_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     in_kv: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _runner_pb2.SequenceLogprobs
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., in_kv: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_runner_pb2.SequenceLogprobs, _Mapping]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., in_kv: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_runner_pb2.SequenceLogprobs, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class KvAck(_message.Message):
     __slots__ = ("request_id", "epoch")

@@ -31,7 +31,7 @@ class SessionHello(_message.Message):
     def __init__(self, gateway: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "adapter", "prompt", "emitted", "max_tokens", "reservation_tokens", "sampling", "client_request_id", "cache_salt", "rank", "adapter_bytes", "waited_ms", "delay_ms", "by_page", "leaves", "stays", "kv_to", "kv_from", "priority", "model_name", "traceparent", "parks")
+    __slots__ = ("request_id", "epoch", "adapter", "prompt", "emitted", "max_tokens", "reservation_tokens", "sampling", "client_request_id", "cache_salt", "rank", "adapter_bytes", "waited_ms", "delay_ms", "by_page", "leaves", "stays", "kv_to", "kv_from", "priority", "model_name", "traceparent", "parks", "draft")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Start(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PARKS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     adapter: str
@@ -78,7 +79,8 @@ class Start(_message.Message):
     model_name: str
     traceparent: str
     parks: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., waited_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_to: _Optional[_Union[KvTarget, _Mapping]] = ..., kv_from: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., model_name: _Optional[str] = ..., traceparent: _Optional[str] = ..., parks: _Optional[_Iterable[str]] = ...) -> None: ...
+    draft: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., waited_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_to: _Optional[_Union[KvTarget, _Mapping]] = ..., kv_from: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., model_name: _Optional[str] = ..., traceparent: _Optional[str] = ..., parks: _Optional[_Iterable[str]] = ..., draft: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KvTarget(_message.Message):
     __slots__ = ("runner", "address")
@@ -201,7 +203,7 @@ class SessionReady(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("iteration", "request_ids", "terms", "counters", "positions", "tokens", "token_counts", "finish_reasons", "doublings", "logprobs")
+    __slots__ = ("iteration", "request_ids", "terms", "counters", "positions", "tokens", "token_counts", "finish_reasons", "doublings", "logprobs", "cached_tokens", "accepted_draft_tokens", "rejected_draft_tokens")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +214,9 @@ class Step(_message.Message):
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     terms: _containers.RepeatedScalarFieldContainer[int]
@@ -222,7 +227,10 @@ class Step(_message.Message):
     finish_reasons: _containers.RepeatedScalarFieldContainer[_common_pb2.FinishReason]
     doublings: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[SequenceLogprobs]
-    def __init__(self, iteration: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., terms: _Optional[_Iterable[int]] = ..., counters: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_common_pb2.FinishReason, str]]] = ..., doublings: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ...) -> None: ...
+    cached_tokens: _containers.RepeatedScalarFieldContainer[int]
+    accepted_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    rejected_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, iteration: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., terms: _Optional[_Iterable[int]] = ..., counters: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_common_pb2.FinishReason, str]]] = ..., doublings: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[_Iterable[int]] = ..., accepted_draft_tokens: _Optional[_Iterable[int]] = ..., rejected_draft_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceLogprobs(_message.Message):
     __slots__ = ("tokens",)
@@ -285,6 +293,7 @@ class Ended(_message.Message):
         UNKNOWN_ADAPTER: _ClassVar[Ended.Reason]
         KV_LOST: _ClassVar[Ended.Reason]
         GRAMMAR: _ClassVar[Ended.Reason]
+        RUNNER_FULL: _ClassVar[Ended.Reason]
     REASON_UNSPECIFIED: Ended.Reason
     DRAINED: Ended.Reason
     LOAD_FAILED: Ended.Reason
@@ -292,6 +301,7 @@ class Ended(_message.Message):
     UNKNOWN_ADAPTER: Ended.Reason
     KV_LOST: Ended.Reason
     GRAMMAR: Ended.Reason
+    RUNNER_FULL: Ended.Reason
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]

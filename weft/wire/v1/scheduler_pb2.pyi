@@ -155,6 +155,7 @@ class Failed(_message.Message):
         LOAD_FAILED: _ClassVar[Failed.Reason]
         RUNNER_ERROR: _ClassVar[Failed.Reason]
         KV_LOST: _ClassVar[Failed.Reason]
+        RUNNER_FULL: _ClassVar[Failed.Reason]
     REASON_UNSPECIFIED: Failed.Reason
     SESSION_LOST: Failed.Reason
     NO_CAPACITY: Failed.Reason
@@ -163,6 +164,7 @@ class Failed(_message.Message):
     LOAD_FAILED: Failed.Reason
     RUNNER_ERROR: Failed.Reason
     KV_LOST: Failed.Reason
+    RUNNER_FULL: Failed.Reason
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +383,7 @@ class Reject(_message.Message):
         ADAPTER_FAILED: _ClassVar[Reject.Reason]
         UNKNOWN_ADAPTER: _ClassVar[Reject.Reason]
         SLO_UNATTAINABLE: _ClassVar[Reject.Reason]
+        RUNNER_FULL: _ClassVar[Reject.Reason]
     REASON_UNSPECIFIED: Reject.Reason
     QUEUE_FULL: Reject.Reason
     TOO_LARGE: Reject.Reason
@@ -389,6 +392,7 @@ class Reject(_message.Message):
     ADAPTER_FAILED: Reject.Reason
     UNKNOWN_ADAPTER: Reject.Reason
     SLO_UNATTAINABLE: Reject.Reason
+    RUNNER_FULL: Reject.Reason
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -500,7 +504,7 @@ class Unserved(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PoolRoute(_message.Message):
-    __slots__ = ("name", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "tool_call_parser", "embeds_only", "max_output_tokens", "sampling_defaults", "chat_template", "chat_template_fault")
+    __slots__ = ("name", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "tool_call_parser", "embeds_only", "max_output_tokens", "sampling_defaults", "chat_template", "chat_template_fault", "checks_drafts")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -514,6 +518,7 @@ class PoolRoute(_message.Message):
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FAULT_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_digest: str
     base_model_name: str
@@ -527,7 +532,8 @@ class PoolRoute(_message.Message):
     sampling_defaults: SamplingDefaults
     chat_template: str
     chat_template_fault: str
-    def __init__(self, name: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., max_output_tokens: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ...) -> None: ...
+    checks_drafts: bool
+    def __init__(self, name: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ..., max_output_tokens: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., chat_template: _Optional[str] = ..., chat_template_fault: _Optional[str] = ..., checks_drafts: _Optional[bool] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")

@@ -50,7 +50,7 @@ class RunnerToSupervisor(_message.Message):
     def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., report: _Optional[_Union[RunnerReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s", "page_bytes", "kv_address", "kv_layout", "role", "kv_bytes_per_s", "swaps")
+    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s", "page_bytes", "kv_address", "kv_layout", "role", "kv_bytes_per_s", "swaps", "checks_drafts")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class RunnerHello(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     SWAPS_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     runner: _common_pb2.RunnerId
     address: str
     pool: str
@@ -95,7 +96,8 @@ class RunnerHello(_message.Message):
     role: Role
     kv_bytes_per_s: float
     swaps: bool
-    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., page_bytes: _Optional[int] = ..., kv_address: _Optional[str] = ..., kv_layout: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., kv_bytes_per_s: _Optional[float] = ..., swaps: _Optional[bool] = ...) -> None: ...
+    checks_drafts: bool
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., page_bytes: _Optional[int] = ..., kv_address: _Optional[str] = ..., kv_layout: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., kv_bytes_per_s: _Optional[float] = ..., swaps: _Optional[bool] = ..., checks_drafts: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()

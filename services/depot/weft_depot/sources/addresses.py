@@ -12,7 +12,17 @@ from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")))
+_METADATA = frozenset(
+    map(
+        ipaddress.ip_address,
+        (
+            "169.254.169.254", "fd00:ec2::254", "fd00:ec2::23",  # AWS, and most other clouds; pod identity of EKS
+            "fd20:ce::254", "168.63.129.16", "100.100.100.200", "192.0.0.192",  # Google, Azure, Alibaba, Oracle
+        ),
+    )
+)  # fmt: skip
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_COMPATIBLE = ipaddress.IPv6Network("::/96")  # ::1 and :: are no forms of IPv4
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -60,9 +70,18 @@ def addresses_of(host: str, port: int) -> list[Address]:
 
 
 def _why_not(address: Address, inside: bool) -> str:
-    mapped = getattr(address, "ipv4_mapped", None) or address
-    if mapped in _METADATA:
+    form = _ipv4_of(address) or address
+    if form in _METADATA:
         return "a metadata service"
-    if mapped.is_link_local or mapped.is_multicast or mapped.is_unspecified:
+    if form.is_link_local or form.is_multicast or form.is_unspecified:
         return "no address of a server"
-    return "an address inside" if not inside and not mapped.is_global else ""
+    return "an address inside" if not inside and not form.is_global else ""
+
+
+def _ipv4_of(address: Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address to which a gateway or the kernel may translate an IPv6 address."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return None
+    if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour

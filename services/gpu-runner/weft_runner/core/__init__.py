@@ -20,7 +20,8 @@ from weft_runner.core.batch import (
     form_batch,
 )
 from weft_runner.core.batch_scheduler import BatchScheduler
-from weft_runner.core.drafts.acceptance import MIN_GAIN, SUREST, Acceptance, Draft, weigh_alike
+from weft_runner.core.drafts.acceptance import ALL_PRIORS, MIN_GAIN, SUREST, Acceptance, Draft, weigh_alike
+from weft_runner.core.drafts.caller_draft import CallerDraft
 from weft_runner.core.drafts.drafter import DraftQuery, Search
 from weft_runner.core.drafts.recent_answers import RecentAnswers, check_recent_answers
 from weft_runner.core.drain import DRAIN_IDLE_S
@@ -83,6 +84,7 @@ from weft_runner.core.token_mask import token_mask
 from weft_runner.core.transfer.hand_over import MIGRATE_S, HandOver
 from weft_runner.core.transfer.shards import (
     KvShard,
+    SendComplete,
     ShardComplete,
     ShardedTransfers,
     ShardLost,

@@ -60,11 +60,11 @@ def refusal(
     emitted = len(start.emitted)
     if (fault := _fault(start, limits.vocab_size)) is not None:
         return ended(start, EndReason.INTERNAL, fault)
-    if len(start.prompt) >= context:
+    if len(start.prompt) + min(start.max_tokens, 1) > context:
         return no_capacity(start, free_pages, "context")
     asks = start.sampling.pooling or start.sampling.prompt_logprobs is not None
     scores = start.max_tokens == 0 and asks
-    if (emitted >= start.max_tokens and not scores) or len(start.prompt) + emitted >= context:
+    if not scores and (emitted >= start.max_tokens or len(start.prompt) + emitted >= context):
         return SequenceTokens(start.request_id, start.epoch, emitted, (), FinishReason.LENGTH)
     return None
 
@@ -85,7 +85,7 @@ def _fault(start: Start, vocab_size: int) -> str | None:
         return "the prompt has no tokens"
     if (fault := sampling_fault(start.sampling, vocab_size)) is not None:
         return fault
-    outside = next((t for t in (*start.prompt, *start.emitted) if not 0 <= t < vocab_size), None)
+    outside = next((t for t in (*start.prompt, *start.emitted, *start.draft) if not 0 <= t < vocab_size), None)
     return None if outside is None else f"token {outside} is outside the vocabulary of {vocab_size}"
 
 

@@ -314,10 +314,14 @@ class CompileGrammar:
 
 
 class PromptComputed(NamedTuple):
-    """An answer has its first token, that no runner computed before; `ttft_s`: since the request arrived."""
+    """An answer has its first token, that no runner computed before; `ttft_s`: since the request arrived.
+
+    `cached_tokens`: of the prompt, reused instead of computed.
+    """
 
     prompt_tokens: int
     ttft_s: float
+    cached_tokens: int
 
 
 class SequenceEnded(NamedTuple):
@@ -332,6 +336,7 @@ class SequenceEnded(NamedTuple):
     arrived: float
     times: SequenceTimes
     ended_at: float
+    preemptions: int  # here
 
 
 class AdapterBrought(NamedTuple):

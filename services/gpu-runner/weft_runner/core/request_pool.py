@@ -18,6 +18,7 @@ from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
 from weft.domain.machine import Peer, Send
 from weft.domain.request import (
+    DraftUse,
     Ended,
     EndReason,
     FinishReason,
@@ -65,8 +66,13 @@ _tokens = partial(tuple.__new__, SequenceTokens)
 class RequestPool:
     """One owner: the runner's machine."""
 
-    def __init__(self, limits: PoolLimits, model: StepModel = GUESS, search: Search | None = None) -> None:
-        """`search`: of drafts, where the executor checks them to the bit; None: nothing is drafted."""
+    def __init__(
+        self, limits: PoolLimits, model: StepModel = GUESS, search: Search | None = None, *, checks_drafts: bool = False
+    ) -> None:
+        """`checks_drafts`: the executor checks drafts to the bit, those that callers give at least.
+
+        `search`: of drafts, for such an executor; None: none is searched for.
+        """
         self.limits = limits
         self.effects: list[ev.Effect] = []
         self.timers: TimerQueue[tuple[str, ...]] = TimerQueue()
@@ -87,7 +93,7 @@ class RequestPool:
         self.now = 0.0  # the time of the event
         self.token_times = TokenTimes()
         self._admissions = self._launches = 0
-        self._drafter = self.scheduler.drafter if search is not None else None
+        self._drafter = self.scheduler.drafter if checks_drafts or search is not None else None
         self.hand_over = HandOver(
             self, limits, self.pages, self.reservations, self.scheduler, self._epochs, self.effects, self.timers
         )
@@ -347,13 +353,14 @@ class RequestPool:
             for sequence in first:
                 start = sequence.start
                 if start.kv_from is None and not start.emitted:
-                    self.effects.append(ev.PromptComputed(len(start.prompt), self.now - sequence.arrived))
+                    ttft_s = self.now - sequence.arrived
+                    self.effects.append(ev.PromptComputed(len(start.prompt), ttft_s, sequence.cached_tokens))
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         for row in batch.rows:
             key, _, n_tokens, samples, drafted = row
             sequence = sequences[key]
-            right: list[SampledToken] = []  # guesses of its draft
+            right, draft_use = list[SampledToken](), None  # guesses of its draft
             if key in failures:
                 reason = EndReason.GRAMMAR if sequence.mask is not None and sequence.mask.fault else EndReason.INTERNAL
                 self.end(sequence, reason, failures[key], forget=True)
@@ -364,7 +371,7 @@ class RequestPool:
             if drafted:
                 *right, _ = checked[key]
                 n_tokens = 1 + len(right)
-                self.scheduler.drafter.learn(row, [one.token for one in checked[key]])
+                draft_use = self.scheduler.drafter.learn(row, [one.token for one in checked[key]])
                 sequence.accept([one.token for one in right])
             sequence.feed(n_tokens)
             self._tokens += n_tokens
@@ -372,7 +379,7 @@ class RequestPool:
             if sequence.chain is not None and sequence.in_kv // page_tokens != sequence.named_pages:
                 self.reuse.publish(sequence)
             if samples:
-                self._append(sequence, checked[key][-1] if drafted else tokens[key], produced, right)
+                self._append(sequence, checked[key][-1] if drafted else tokens[key], produced, right, draft_use)
             elif (outgoing := self._kv.outgoing.get(key)) is not None:
                 self._kv.send_pages(outgoing, pages.pages_of(key), sequence.in_kv // page_tokens)
         for owner, of_session in produced.values():
@@ -424,7 +431,8 @@ class RequestPool:
         shared = self.reuse.find(chain, [*start.prompt, *start.emitted])
         beside = limits.context_beside(adapters.pages_beside(digest, announced=True))
         base_len = len(start.prompt) + len(start.emitted)  # of the answer, what leaves room for its adapter
-        n_pages = first_reservation_pages(base_len, start.reservation_tokens, limits.page_tokens, max(base_len, beside))
+        reserved = min(start.reservation_tokens, start.max_tokens)
+        n_pages = first_reservation_pages(base_len, reserved, limits.page_tokens, max(base_len, beside))
         short_pages = n_pages - len(shared) - free_pages + self.pages.free_pages - self.pages.free_beside(shared)
         if is_full or short_pages > 0:
             leaving = self.preemption.parking.free_capacity(start, short_pages, now)
@@ -453,6 +461,8 @@ class RequestPool:
         self.reservations.add_granted(pages[len(shared) :])
         self.sequences[sequence.key] = sequence
         self.masks.admit(sequence)
+        if self._drafter is not None:
+            self._drafter.admit(sequence)
         self.reuse.admit(sequence, shared)
         rank, adapter_bytes, *_ = start.allotment
         there = not start.adapter or self.adapters.acquire(start.adapter, rank=rank, n_bytes=adapter_bytes)
@@ -514,7 +524,7 @@ class RequestPool:
         self.scheduler.count_departure()
         joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
-        about = sequence.n_emitted, sequence.arrived, sequence.times, self.now
+        about = sequence.n_emitted, sequence.arrived, sequence.times, self.now, sequence.swaps
         self.effects.append(ev.SequenceEnded(sequence.start, finish, *about))
         del self.sequences[sequence.key]
         self.scheduler.drafter.remove(sequence, self.now, ended=finish in WHOLE)
@@ -586,7 +596,7 @@ class RequestPool:
 
     def _append(
         self, sequence: Sequence, sampled: SampledToken, produced: dict[str, tuple[Peer, list[SequenceTokens]]],
-        before: list[SampledToken],
+        before: list[SampledToken], draft_use: DraftUse | None,
     ) -> None:  # fmt: skip
         """Take a sampled token, and send it. `before`: those that the same step sampled, and that are taken already."""
         token, logprob, hidden = sampled
@@ -611,10 +621,12 @@ class RequestPool:
             position -= len(before)
             tokens = (*(one.token for one in before), *tokens)
             logprobs = (*(one.logprob for one in before if one.logprob is not None), *logprobs)
+        cached_tokens = sequence.cached_tokens if position == len(start.emitted) else 0
         if (of_session := produced.get(sequence.owner.name)) is None:
             of_session = produced[sequence.owner.name] = sequence.owner, []
+        key, epoch, doublings = sequence.key, start.epoch, sequence.doublings
         of_session[1].append(
-            _tokens((sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs))
+            _tokens((key, epoch, position, tokens, finish, doublings, logprobs, cached_tokens, draft_use))
         )
         if finish is not None:
             self.remove(sequence, finish=finish)

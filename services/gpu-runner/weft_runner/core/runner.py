@@ -26,9 +26,11 @@ _step = partial(tuple.__new__, ev.RunStep)  # at every iteration: its own constr
 class Runner:
     """One owner: the engine's thread, or the simulator."""
 
-    def __init__(self, limits: PoolLimits, model: StepModel = GUESS, search: Search | None = None) -> None:
-        """`search`: of drafts, see `RequestPool`."""
-        self.pool = RequestPool(limits, model, search)
+    def __init__(
+        self, limits: PoolLimits, model: StepModel = GUESS, search: Search | None = None, *, checks_drafts: bool = False
+    ) -> None:
+        """`search`: of drafts, and `checks_drafts`: see `RequestPool`."""
+        self.pool = RequestPool(limits, model, search, checks_drafts=checks_drafts)
         self._effects = self.pool.effects  # of the present event
         self.reporter = Reporter(self.pool)
         self._timers = self.pool.timers

@@ -47,9 +47,9 @@ class Sequence:
     """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
 
     __slots__ = (
-        "adjustments", "admitted", "arrived", "chain", "departed", "doublings", "early", "end_tokens", "gateway",
-        "in_flight", "in_kv", "key", "long", "mask", "max_len", "named_pages", "owner", "phase", "reservation_tokens",
-        "start", "stop_tokens", "swaps", "times", "tokens", "turn",
+        "adjustments", "admitted", "arrived", "cached_tokens", "chain", "departed", "doublings", "early", "end_tokens",
+        "gateway", "in_flight", "in_kv", "key", "long", "mask", "max_len", "named_pages", "owner", "phase",
+        "reservation_tokens", "start", "stop_tokens", "swaps", "times", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +70,7 @@ class Sequence:
         self.end_tokens = self.stop_tokens | eos
         self.early = 0  # tokens that what it may sample is ahead of `tokens`, while a draft is checked
         self.mask = mask
-        self.in_kv = 0
+        self.in_kv = self.cached_tokens = 0  # the latter: of its text, reused instead of computed
         self.reservation_tokens = start.reservation_tokens
         self.doublings = self.swaps = 0
         self.departed = 0  # its rows in steps that were launched before that departure do not count
@@ -124,6 +124,7 @@ class Sequence:
         assert self.phase in (SequencePhase.WAITING, SequencePhase.PREFILL), self.phase
         assert n_tokens == 0 or n_tokens < self.pending, (n_tokens, self.pending)
         self.in_kv += n_tokens
+        self.cached_tokens += n_tokens
 
     def share_pages(self, n_pages: int) -> None:
         """Let others find its first n pages."""
@@ -223,13 +224,13 @@ class Sequence:
         """Wait for its KV, which another runner computes."""
         self._enter(SequencePhase.RECEIVE, SequencePhase.WAITING)
 
-    def take_kv(self, in_kv: int, tokens: Iterable[int]) -> None:
-        """Take its KV, with tokens that the other runner has sampled."""
+    def take_kv(self, in_kv: int, tokens: Iterable[int], cached_tokens: int) -> None:
+        """Take KV and sampled tokens from another runner. `cached_tokens`: prompt tokens that the runner reused."""
         assert self.phase is SequencePhase.RECEIVE, self.phase
         self.tokens.extend(tokens)
         self._advance(*self.tokens[self.base_len :])
         assert self.in_kv <= in_kv < len(self.tokens), (self.in_kv, in_kv, len(self.tokens))
-        self.in_kv = in_kv
+        self.in_kv, self.cached_tokens = in_kv, cached_tokens
 
     def send(self) -> None:
         """Leave the tokens that follow to another runner."""

@@ -14,7 +14,7 @@ from weft_runner.core.batch import Batch
 if TYPE_CHECKING:
     from weft_runner.core.sequence import Sequence
 
-# Seconds: vLLM's buckets (`vllm/v1/metrics/buckets.py`, 0.32), and three for models whose tokens take less than 10 ms.
+# Seconds: vLLM's buckets (`vllm/v1/metrics/buckets.py`, 0.33), and three for models whose tokens take less than 10 ms.
 GAP_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0, 80.0,

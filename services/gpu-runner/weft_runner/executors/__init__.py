@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
 """What computes a runner's model: the table of kinds, a module for each, and what serving takes of memory."""
 
-from weft_runner.executors.source import ModelSource, OffloadPolicy
+from weft_runner.executors.source import ModelSource
 from weft_runner.executors.table import (
     ExecutorKind,
     make_executor,

@@ -1,7 +1,7 @@
 """What executors are made of: the model, the parts of it that ranks have, and how it is offloaded."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,19 +11,10 @@ from weft_runner.errors import PolicyInvalid
 from weft_runner.model.checkpoint import Files, LoadProgress
 from weft_runner.model.partition import Partition, RankGrid, check_divisible
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of
-from weft_runner.offload.machine import MachineRates
-from weft_runner.offload.plan import OffloadPlan, plan_of
+from weft_runner.offload.plan import OffloadPlan, OffloadPolicy, plan_of
 from weft_runner.offload.policy import Formats
 from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import OffloadByHand, RunnerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadPolicy:
-    """What a runner found at its start: each rank's machine and plan; no plans: as many weights stay as fit."""
-
-    machines: Mapping[int, MachineRates]
-    plans: Mapping[int, OffloadPlan]
 
 
 @dataclass(frozen=True, slots=True)

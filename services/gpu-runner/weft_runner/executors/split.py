@@ -9,6 +9,7 @@ from weft_runner.model.cuda.device import find_gpu
 from weft_runner.model.executor import Executor
 from weft_runner.model.operator_threads import MAX_OPERATOR_THREADS, set_operator_threads
 from weft_runner.model.partition import RankGrid
+from weft_runner.parallel.commands import RankStart
 from weft_runner.parallel.executor import TensorParallelExecutor
 from weft_runner.parallel.pipeline import OffloadedPipeline, PipelineParallelExecutor
 from weft_runner.parallel.process_group import TorchRanks
@@ -24,11 +25,13 @@ def split_executor(settings: RunnerSettings, base: ModelSource, make_own: Callab
     spec, grid = base.spec, RankGrid(settings.pipeline_parallel, settings.tensor_parallel)
     files = {name: path.absolute() for name, path in base.files.items()}
     device = find_gpu().device.type if settings.executor == "cuda" else "cpu"
-    start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device,
-             "runner": base.runner, "policy": base.policy}  # fmt: skip
     gather = base.gather if settings.hosts > 1 else None
     patience_s = OFFLOADED_PATIENCE_S if settings.offload.device_bytes else PATIENCE_S
-    ranks = launch_ranks(grid, start, make_own, base.stopping, patience_s=patience_s, gather=gather)
+    start = RankStart(
+        settings=settings, spec=spec, files=files, threads=base.threads, device=device, runner=base.runner,
+        policy=base.policy, grid=grid, patience_s=patience_s,
+    )  # fmt: skip
+    ranks = launch_ranks(start, make_own, base.stopping, gather=gather)
     if settings.offload.device_bytes:
         executor = OffloadedPipeline(spec, ranks, settings.hosts)
     else:

@@ -5,19 +5,21 @@ puts in the new tokens and positions, and everything else (rows, pages, plan, ar
 An executor may keep what it derives from a step for as long as it is handed that step.
 """
 
+import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from weft_kernels.plan import SegmentPlan
+from weft_kernels.plan import Segment, SegmentPlan
 
 Ints = npt.NDArray[np.int32]
 ROW_FIELDS = 5
+PACKED_ROW, _BOOLS = 9, {0: False, 1: True}
 
 
 @dataclass(slots=True)
@@ -92,9 +94,40 @@ class StepInput:
     _layout: StepLayout | None = field(default=None, init=False, repr=False, compare=False)
     _arrays: StepArrays | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __reduce__(self) -> tuple[type["StepInput"], tuple[object, ...]]:
-        """Send it to another rank without its arrays, which that one makes anew."""
-        return StepInput, (self.tokens, self.rows, self.plan)
+    def packed(self) -> bytes:
+        """Pack it for another rank, which makes the arrays anew: numbers of int32."""
+        rows, segments = self.rows, self.plan.segments
+        numbers = [len(self.tokens), len(rows), len(segments)]
+        for row in rows:
+            numbers += row.start, row.end, row.position, len(row.pages), row.samples
+            numbers += row.scored, row.pools, row.guesses, row.long
+        for segment in segments:
+            numbers += segment.start, segment.end, segment.slot, segment.rank
+        numbers += self.tokens
+        for row in rows:
+            numbers += row.pages
+        return struct.pack(f"{len(numbers)}i", *numbers)
+
+    @classmethod
+    def unpacked(cls, body: bytes) -> "StepInput":
+        """Read `packed`'s form. Raises ValueError, TypeError, LookupError, AssertionError: it has another form."""
+        numbers = memoryview(body).cast("i")
+        n_tokens, n_rows, n_segments = numbers[:3]
+        n_heads, n_parts = 3 + PACKED_ROW * n_rows, 4 * n_segments
+        if min(n_tokens, n_rows, n_segments, n_spare := len(numbers) - n_heads - n_parts - n_tokens) < 0:
+            raise ValueError(f"expected a step of {len(numbers) - n_spare} numbers at least, got {len(numbers)}")
+        heads = [numbers[at : at + PACKED_ROW].tolist() for at in range(3, n_heads, PACKED_ROW)]
+        segments = [Segment(*numbers[at : at + 4]) for at in range(n_heads, n_heads + n_parts, 4)]
+        ends = [*accumulate((head[3] for head in heads), initial=n_heads + n_parts + n_tokens)]
+        if ends[-1] != len(numbers) or ends != sorted(ends):
+            raise ValueError(f"expected a step of {ends[-1]} numbers, got {len(numbers)}")
+        rows = tuple(
+            StepRow(start, end, position, (*numbers[first:last],), _BOOLS[samples], scored, _BOOLS[pools], guesses,
+                    _BOOLS[long])
+            for (start, end, position, _, samples, scored, pools, guesses, long), (first, last)
+            in zip(heads, pairwise(ends), strict=True)
+        )  # fmt: skip
+        return cls(numbers[ends[0] - n_tokens : ends[0]].tolist(), rows, SegmentPlan(n_tokens, tuple(segments)))
 
     def advance(self, tokens: Sequence[int], positions: list[int]) -> None:
         """Become the next iteration of the same decode rows: one token each, at these positions."""

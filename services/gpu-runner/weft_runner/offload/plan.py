@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft_runner.errors import PolicyInvalid
+from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, check_budgets, check_policy, policy_of
 
 MATRICES = ("qkv", "o", "gate_up", "down")
@@ -115,6 +116,14 @@ class OffloadPlan:
         on_disk = self.policy.block - self.kv_device - self.kv_host
         sequences = self.kv_host if tier is MemoryTier.HOST else on_disk
         return pages, -(-pages * min(self.policy.batch, sequences) // max(1, sequences))
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPolicy:
+    """What a runner found at its start: each rank's machine and plan; no plans: as many weights stay as fit."""
+
+    machines: Mapping[int, MachineRates]
+    plans: Mapping[int, OffloadPlan]
 
 
 def check_plan(plan: OffloadPlan) -> None:

@@ -6,7 +6,7 @@ Others take these names from here; `process_group`, which needs torch, is left o
 
 from weft_runner.parallel.adapters import ShardedAdapter, ShardedAdapterStore
 from weft_runner.parallel.channel import Channel
-from weft_runner.parallel.commands import BuiltShard, Layers, RankReady, RankStopping
+from weft_runner.parallel.commands import COMMANDS, KINDS, BuiltShard, Layers, RankReady, RankStopping
 from weft_runner.parallel.executor import MultiProcessExecutor, TensorParallelExecutor
 from weft_runner.parallel.messages import ChannelLost, MessageRefused, pack_message, unpack_message
 from weft_runner.parallel.pipeline import OffloadedPipeline, PipelineParallelExecutor

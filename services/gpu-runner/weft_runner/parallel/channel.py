@@ -15,7 +15,7 @@ from typing import Any
 
 from weft_runner.parallel.messages import ChannelLost, pack_message, unpack_message
 
-MAX_MESSAGE = 1 << 32  # bytes: of an adapter's tensors, which go as one over TCP
+MAX_MESSAGE, MAX_FILE = 1 << 26, 1 << 32  # bytes; an adapter's tensors go as one file over TCP
 CHUNK = 1 << 20
 IDLE_S, PROBES_S, PROBES = 5, 2, 3  # a host that is gone is noticed within some 11 s
 _LENGTH = struct.Struct(">Q")
@@ -80,7 +80,7 @@ class Channel:
                 return files[0]
             file = os.memfd_create("weft-adapter")
             try:
-                for part in self._receive_part(MAX_MESSAGE):
+                for part in self._receive_part(MAX_FILE):
                     os.write(file, part)
             except BaseException:
                 os.close(file)

@@ -3,14 +3,13 @@
 The first rank of each host starts the others there (`worker.__main__`), and they end with it.
 
 Each of the others has a connection for each channel of a child (`parallel.worker_group`). A connection begins with a
-line of JSON, not pickled: which rank, which channel, of which pool, base and version. Rank 0 answers it with a refusal
+line of JSON: which rank, which channel, of which pool, base and version. Rank 0 answers it with a refusal
 by name, or with none. Tensors go over connections that Gloo (NCCL) makes, found through a store of rank 0.
 """
 
 import json
 import logging
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from weft_kernels.cpu.ranks import FetchedSlots
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, MachineInvalid, StoppedAtStart
 from weft_runner.offload.machine import MachineRates, machine_of
 from weft_runner.parallel.channel import Channel
-from weft_runner.parallel.messages import ChannelLost
+from weft_runner.parallel.messages import ChannelLost, pack_message
 from weft_runner.parallel.worker_group import END_S, POLL_S, START_S, RankChannels, Worker
 from weft_runner.settings import RunnerSettings
 
@@ -243,7 +242,7 @@ def local_ranks(
             process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
             ending.callback(_end, process)
             assert process.stdin is not None
-            process.stdin.write(pickle.dumps((settings, dict(files), rank)))
+            process.stdin.write(pack_message(("beside", settings, files, rank)))
             process.stdin.flush()
             threading.Thread(target=watch, args=(rank, process), name=f"watch-rank-{rank}", daemon=True).start()
         ending.callback(left.set)

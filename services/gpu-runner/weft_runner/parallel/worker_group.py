@@ -15,17 +15,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
-from weft_runner.model.partition import RankGrid
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.stages import StageState
 from weft_runner.parallel.channel import Channel
-from weft_runner.parallel.commands import RankReady, RankStopping
+from weft_runner.parallel.commands import RankReady, RankStart, RankStopping
 from weft_runner.parallel.messages import ChannelLost
 
 if TYPE_CHECKING:  # torch is imported where there are several ranks
@@ -103,11 +102,11 @@ class WorkerGroup:
 
     # ---- start
 
-    def start(self, settings: Mapping[str, Any], stopping: Callable[[], bool]) -> None:
+    def start(self, start: RankStart, stopping: Callable[[], bool]) -> None:
         """Send each worker its START, once it has said that it is there. Raises ExecutorLost, StoppedAtStart."""
         self._await("hello", stopping)
         for worker in self._workers:
-            self._with(worker, lambda w: w.channels.loads.send({**settings, "rank": w.rank}))
+            self._with(worker, lambda w: w.channels.loads.send(replace(start, rank=w.rank)))
 
     def run_beside(self, meet: Callable[[], None], stopping: Callable[[], bool]) -> None:
         """Run `meet`, which waits for all workers, but no longer than until one of them cannot come.
@@ -310,26 +309,26 @@ def _children(size: int) -> GatheredRanks:
 
 
 def launch_ranks(
-    grid: RankGrid, settings: Mapping[str, Any], make_own: "Callable[[TorchRanks], Executor]",
-    stopping: Callable[[], bool], *, patience_s: float, gather: GatherRanks | None = None,
+    start: RankStart, make_own: "Callable[[TorchRanks], Executor]", stopping: Callable[[], bool], *,
+    gather: GatherRanks | None = None,
 ) -> LaunchedRanks:  # fmt: skip
     """Start the other ranks, meet them, and load a part on each.
 
-    `settings`: what a worker's part is made of, and its kind of `device` (`worker.loop`).
-    `patience_s`: of the ranks for each other. `gather`: they are on other hosts; else children are started. Raises
-    ExecutorLost, StoppedAtStart, and what loading a part raises on any rank; nothing is left behind then.
+    `gather`: they are on other hosts; else children are started. Raises ExecutorLost, StoppedAtStart, and what loading
+    a part raises on any rank; nothing is left behind then.
     """
     from weft_runner.parallel.process_group import TorchRanks, device_of
 
+    grid, patience_s = start.grid, start.patience_s
     with ExitStack() as ending:
-        found = _children(grid.size) if gather is None else gather(grid.size, settings["files"], stopping)
+        found = _children(grid.size) if gather is None else gather(grid.size, start.files, stopping)
         ending.push(found.ending)
-        ranks = TorchRanks(grid, 0, device_of(settings["device"], 0), found.meeting, patience_s)
+        ranks = TorchRanks(grid, 0, device_of(start.device, 0), found.meeting, patience_s)
         ending.callback(ranks.close)
         workers = WorkerGroup(found.workers, patience_s, found.on_stopping)
         ending.callback(workers.close)
         workers.watch(lambda _: ranks.end_waits())
-        workers.start({**settings, "grid": grid, "patience_s": patience_s, "store_port": found.store_port}, stopping)
+        workers.start(replace(start, store_port=found.store_port), stopping)
         workers.run_beside(ranks.join, stopping)
         own = make_own(ranks)
         addresses = workers.await_ready(stopping)

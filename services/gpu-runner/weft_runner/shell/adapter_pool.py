@@ -19,7 +19,7 @@ from functools import partial
 from weft.domain.request import EndReason
 from weft_runner.core import events as ev
 from weft_runner.core.host_cache import PREFETCHES
-from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnusable, RunnerError
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnusable, CacheFull, RunnerError
 from weft_runner.model.adapter_store import (
     AdapterFiles,
     AdapterStore,
@@ -172,7 +172,7 @@ class AdapterPool:
             log.error("bringing an adapter here failed unexpectedly", exc_info=error)
         self._done_with(action.digest)
         failed = ev.LoadFailed if isinstance(action, ev.Load) else ev.FetchFailed
-        self._report(failed(action.digest, *_failure(error)))
+        self._report(failed(action.digest, *failure_of(error)))
 
     def _want(self, digest: str) -> None:
         with self._lock:
@@ -211,7 +211,7 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
-def _failure(error: Exception) -> tuple[EndReason, str, bool]:
+def failure_of(error: Exception) -> tuple[EndReason, str, bool]:
     """Return the reason for the waiting requests, and say if it is permanent: an artifact that is wrong stays wrong.
 
     One that the depot lacks may come; other requests may be tried again.
@@ -221,6 +221,8 @@ def _failure(error: Exception) -> tuple[EndReason, str, bool]:
             return EndReason.UNKNOWN_ADAPTER, str(error), False
         case ArtifactUnusable():
             return EndReason.LOAD_FAILED, str(error), isinstance(error, AdapterInvalid)
+        case CacheFull():
+            return EndReason.RUNNER_FULL, str(error), False
         case RunnerError():
             return EndReason.INTERNAL, str(error), False
         case _:

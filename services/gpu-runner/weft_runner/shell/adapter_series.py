@@ -12,7 +12,7 @@ from itertools import islice
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from weft.domain.adapter import MAX_METRIC_NAMES, DesiredAdapter, Tier
+from weft.domain.adapter import MAX_METRIC_NAMES, DesiredChange, Tier
 from weft.domain.lru import LruDict
 from weft_runner.core.events import AdapterUse
 
@@ -39,9 +39,15 @@ class AdapterSeries(Collector):
         if model_name and model_name not in names:
             self._names[digest] = (*names, model_name)[-MAX_METRIC_NAMES:]
 
-    def hold(self, adapters: Iterable[DesiredAdapter]) -> None:
-        """Note the names of adapters that are brought before a request names them."""
-        for adapter in adapters:
+    def hold(self, change: DesiredChange) -> None:
+        """Note the names of adapters that are brought before a request names them.
+
+        Those of removed adapters are dropped: a later adapter of that content has its own.
+        """
+        for digest in change.removed:
+            if digest in self._names:
+                self._names[digest] = ()
+        for adapter in change.adapters:
             if adapter.pinned or adapter.tier is Tier.HOST:
                 for name in adapter.model_names:
                     self.name(adapter.digest, name)

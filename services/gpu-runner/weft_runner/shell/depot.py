@@ -7,7 +7,8 @@ fetched again while those who need it wait, within PATIENCE.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from weft.artifacts.adapter_config import MAX_CONFIG_BYTES, parse_adapter_config
@@ -15,12 +16,13 @@ from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.artifacts.fetch import FetchLimits, Stopped, fetch
+from weft.files import is_disk_full
 from weft.process import DataDirUnusable
 from weft.telemetry.logs import kv
 from weft.telemetry.progress import ByteProgress
 from weft.wire.tls import Tls
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
+from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, CacheFull, RunnerError
 from weft_runner.model.adapter_store import AdapterFiles
 from weft_runner.model.checkpoint import Files
 
@@ -36,12 +38,12 @@ class DepotSource:
     def __init__(
         self, depot_url: str, folder: Path, base_digest: str, stopping: Callable[[], bool],
         pause: Callable[[float], None] = time.sleep, *, shared: bool = False, tls: Tls | None = None,
-        on_damaged: Callable[[], None] = lambda: None,
+        on_damaged: Callable[[], None] = lambda: None, on_full: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """`shared`: the folder is other runners' too. `on_damaged` is called from any thread for each cached file that
-        was not what its digest says. Raises DataDirUnusable.
+        was not what its digest says, `on_full` where the folder's disk has no room. Raises DataDirUnusable.
         """
-        self._on_damaged = on_damaged
+        self._on_damaged, self._on_full, self._folder = on_damaged, on_full, folder
         self._url, self._base, self._stopping, self._pause = depot_url, base_digest, stopping, pause
         self._context = tls.client_context("depot") if tls else None
         try:
@@ -59,17 +61,19 @@ class DepotSource:
         Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid.
         """
         lease = self._kept  # nothing runs beside it yet
-        manifest = self._fetch(self._base, lease, threads=cpu_quota(), progress=progress)
-        if self._shared:
-            self._blobs.mark_used(self._base, *(entry.digest for entry in manifest.files))
+        with self._disk_errors(self._base):
+            manifest = self._fetch(self._base, lease, threads=cpu_quota(), progress=progress)
+            if self._shared:
+                self._blobs.mark_used(self._base, *(entry.digest for entry in manifest.files))
         return {entry.name: self._blobs.file(manifest, entry.name) for entry in manifest.files}
 
     def adapter(self, digest: str) -> AdapterFiles:
-        lease = self._blobs.lease() if self._shared else None
-        if lease is not None:
-            self._fetched.append(lease)
-        manifest = self._fetch(digest, lease)
-        self._blobs.mark_used(digest, *(entry.digest for entry in manifest.files if self._shared))
+        with self._disk_errors(digest):
+            lease = self._blobs.lease() if self._shared else None
+            if lease is not None:
+                self._fetched.append(lease)
+            manifest = self._fetch(digest, lease)
+            self._blobs.mark_used(digest, *(entry.digest for entry in manifest.files if self._shared))
         try:
             config = self._blobs.read(manifest.file(CONFIG).digest, max_bytes=MAX_CONFIG_BYTES)
             return AdapterFiles(self._blobs.file(manifest, TENSORS), parse_adapter_config(config))
@@ -99,15 +103,27 @@ class DepotSource:
                 self._url, digest, self._blobs, limits=PATIENCE, pause=self._pause, stopping=self._stopping,
                 context=self._context, on_damaged=self._on_damaged, threads=threads, progress=progress, lease=lease,
             )  # fmt: skip
-        except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
+        except (UnknownDigest, Unavailable, Stopped, ArtifactError) as error:
             raise _named(error, digest) from error
+
+    @contextmanager
+    def _disk_errors(self, digest: str) -> Generator[None]:
+        """Raises CacheFull, ArtifactUnreachable."""
+        try:
+            yield
+        except OSError as error:
+            if not is_disk_full(error):
+                raise ArtifactUnreachable(str(error)) from error
+            log.error("cache full: artifact not fetched", extra=kv(digest=digest, folder=self._folder, error=error))
+            self._on_full("the disk of the cache is full")
+            raise CacheFull(f"the disk of a runner's cache has no room for {digest}") from error
 
 
 def _named(error: Exception, digest: str) -> RunnerError:
     match error:
         case UnknownDigest():
             return ArtifactUnknown(str(error))
-        case Unavailable() | OSError():
+        case Unavailable():
             return ArtifactUnreachable(str(error))
         case Stopped():
             return ArtifactUnreachable(f"stopped while fetching {digest}")

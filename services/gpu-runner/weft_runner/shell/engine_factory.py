@@ -19,12 +19,13 @@ from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
 from weft_runner.core.transfer.transfers import KvIdentity
-from weft_runner.executors import ModelSource, OffloadPolicy, make_executor, settle_kv_pages, settle_limits
+from weft_runner.executors import ModelSource, make_executor, settle_kv_pages, settle_limits
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import Files, read_spec
 from weft_runner.model.executor import Executor, Ranks
 from weft_runner.model.grammar import GrammarRefused, Grammars
 from weft_runner.offload.machine import MachineRates
+from weft_runner.offload.plan import OffloadPolicy
 from weft_runner.parallel.worker_group import GatheredRanks, GatherRanks
 from weft_runner.settings import OffloadByHand, RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
@@ -50,6 +51,7 @@ class EngineBundle:
     profile: Profile | None  # None: it is not timed
     grammars: Grammars
     close: Callable[[], None] = lambda: None  # once the engine has ended: nothing else is left running
+    checks_drafts: bool = False
 
 
 def build_engine(
@@ -88,7 +90,7 @@ def build_engine(
     limits = replace(limits, kv=identity, kv_page_bytes=executor.page_bytes)
     if can.stages is not None:
         limits = replace(limits, most_adapter_pages=min(stage.frames for stage in can.stages()))
-    profile = _profile(executor, limits, drafts=settings.speculation == "suffix") if settings.profile else None
+    profile = _profile(executor, limits) if settings.profile else None
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
     grammars = Grammars(files.get("tokenizer.json"), spec.vocab_size, spec.eos)
@@ -96,7 +98,7 @@ def build_engine(
         grammars.prepare()
     search = can.drafts if settings.speculation == "suffix" else None
     grammars.finds_forced = search is not None
-    machine = Runner(limits, profile.model if profile else GUESS, search)
+    machine = Runner(limits, profile.model if profile else GUESS, search, checks_drafts=can.drafts is not None)
     engine = Engine(machine, executor, make_adapters, on_output, grammars=grammars)
     if can.packs is not None:
         can.packs.complete = engine.gaps.complete
@@ -104,8 +106,9 @@ def build_engine(
     if can.ranks is not None:  # one that is lost ends an engine without work, too
         can.ranks.watch(engine.post)
     return EngineBundle(
-        engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, grammars, can.close
-    )
+        engine, limits, executor.numerics_class, threads, executor.torch_threads, profile, grammars, can.close,
+        checks_drafts=can.drafts is not None,
+    )  # fmt: skip
 
 
 def _settled(
@@ -153,8 +156,8 @@ def _kv_identity(
     return KvIdentity(runner, settings.pool, settings.base_digest, layout, addresses)
 
 
-def _profile(executor: Executor, limits: PoolLimits, *, drafts: bool) -> Profile:
-    profile = measure_profile(executor, limits, drafts=drafts and executor.can.drafts is not None)
+def _profile(executor: Executor, limits: PoolLimits) -> Profile:
+    profile = measure_profile(executor, limits, drafts=executor.can.drafts is not None)
     if limits.kv is not None and (memory := executor.kv_memory) is not None:
         found = measure_kv(executor, memory, limits)
         profile = replace(profile, layer_by_layer_tokens=found.layer_by_layer_tokens, kv_bytes_per_s=found.bytes_per_s)

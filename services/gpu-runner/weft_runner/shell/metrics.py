@@ -1,6 +1,6 @@
 """The runner's metrics in one table: Weft's own names (`weft_runner_*`), vLLM's (`vllm:*`), and what is read.
 
-vLLM's names, labels and buckets are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`, `buckets.py`), for what endpoint
+vLLM's names, labels and buckets are those of vLLM 0.33 (`vllm/v1/metrics/loggers.py`, `buckets.py`), for what endpoint
 pickers, autoscalers and dashboards read. A runner is one engine, "0". Times begin when the request arrived at its
 gateway. What a request did on another runner (a migration, a hand-over) is that runner's; it counts as finished where
 it finished.
@@ -56,6 +56,7 @@ _SECONDS_TO_FIRST = (
 _LOAD_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKENS = tuple(digit * 10**zeros for zeros in range(6) for digit in (1, 2, 5))
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 _NONE = PoolLimits(total_pages=1, page_tokens=1, max_sequences=1, max_adapters=0, max_context_tokens=1, vocab_size=1)
 
@@ -129,11 +130,19 @@ FIGURES: tuple[Figure[FigureSource], ...] = (
     Figure(None, "spec_decode_num_accepted_tokens", Counter, "Drafted tokens that were right",
         lambda of: of.pool.scheduler.drafter.figures.accepted),
     Figure(None, "prompt_tokens", Counter, "Prompt tokens, once they are in KV"),
+    Figure(None, "prompt_tokens_cached", Counter, "Of these those that were reused, not computed"),
+    Figure(None, "prompt_tokens_cached_by_source", Counter,
+        "Tokens found among earlier prompts, by the memory they were in",
+        lambda of: {("device",): of.pool.reuse.device_tokens, ("host",): of.pool.reuse.host_tokens},
+        labels=("source",)),
     Figure(None, "inter_token_latency_seconds", Histogram, "Time between two tokens of a sequence",
         lambda of: of.pool.token_times.gaps),
     # ---- sequences
     Figure(None, "num_requests_running", Gauge, "Sequences running", lambda of: of.running),
     Figure(None, "num_requests_waiting", Gauge, "Sequences waiting on this runner", lambda of: of.waiting),
+    Figure(None, "num_requests_waiting_by_reason", Gauge,
+        "Sequences waiting on this runner: deferred, for an adapter or KV; what waits for capacity has no runner",
+        lambda of: {("capacity",): 0, ("deferred",): of.waiting}, labels=("reason",)),
     Figure("sequences_paused", None, Gauge, "Sequences paused for want of a page",
         lambda of: len(of.pool.reservations.paused)),
     Figure("stalled_sequence_seconds", None, Counter,
@@ -163,6 +172,8 @@ FIGURES: tuple[Figure[FigureSource], ...] = (
     Figure(None, "request_prompt_tokens", Histogram, "Prompt tokens of a request", buckets=_TOKENS),
     Figure(None, "request_generation_tokens", Histogram, "Tokens of an answer", buckets=_TOKENS),
     Figure(None, "request_params_max_tokens", Histogram, "max_tokens of a request", buckets=_TOKENS),
+    Figure(None, "request_num_preemptions", Histogram, "How often a request lost its place on this runner",
+        buckets=_PREEMPTIONS),
     # ---- KV
     Figure("kv_pages_free", None, Gauge, "KV pages that a newcomer can have", lambda of: of.figures.free_pages),
     Figure("kv_pages_used", None, Gauge, "KV pages that hold tokens", lambda of: of.figures.used_pages),
@@ -397,8 +408,9 @@ class RunnerMetrics(Collector):
 
     def _observe(self, fact: ev.Fact) -> None:
         match fact:
-            case ev.PromptComputed(prompt_tokens, ttft_s):
+            case ev.PromptComputed(prompt_tokens, ttft_s, cached_tokens):
                 self.count("prompt_tokens", prompt_tokens)
+                self.count("prompt_tokens_cached", cached_tokens)
                 self.count("time_to_first_token_seconds", ttft_s)
             case ev.SequenceEnded():
                 self._ended(fact)
@@ -416,6 +428,7 @@ class RunnerMetrics(Collector):
         self.count("request_prompt_tokens", len(start.prompt))
         self.count("request_generation_tokens", ended.answer_tokens)
         self.count("request_params_max_tokens", start.max_tokens)
+        self.count("request_num_preemptions", ended.preemptions)
         scheduled, first = times.scheduled_at, times.first_token_at
         if scheduled is not None:
             self.count("request_inference_time_seconds", ended.ended_at - scheduled)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from weft.domain.model.spec import ModelSpec
 from weft.telemetry.logs import kv
 from weft_runner.errors import NoPolicyFits, OffloadError
-from weft_runner.executors import OffloadPolicy, settle_executor
+from weft_runner.executors import settle_executor
 from weft_runner.executors.source import offload_formats
 from weft_runner.offload.machine import MachineRates
-from weft_runner.offload.plan import OffloadPlan
+from weft_runner.offload.plan import OffloadPlan, OffloadPolicy
 from weft_runner.offload.policy import Budgets, Shares
 from weft_runner.offload.serving import RunnerRequest, ServingLimits, serving_limits, stage_searches
 from weft_runner.offload.wire import solve_ranks

@@ -56,7 +56,7 @@ async def serve_runner(
     metrics = RunnerMetrics(REGISTRY, settings.model_name)
     source = DepotSource(
         settings.depot, settings.blobs, settings.base_digest, stop.is_set, shared=settings.model_cache is not None,
-        tls=tls, on_damaged=partial(metrics.count, "corrupt_artifacts"),
+        tls=tls, on_damaged=partial(metrics.count, "corrupt_artifacts"), on_full=probes.shortages.note,
     )  # fmt: skip
 
     def on_output(output: Output) -> None:
@@ -122,7 +122,7 @@ def fetch_base(
                 raise StoppedAtStart("stopped before the base was here") from error
             if clock() >= deadline:
                 raise
-            log.warning("the depot does not answer yet", extra=kv(detail=error))
+            log.warning("the base is not here yet", extra=kv(detail=error))
 
 
 class RunnerApp:
@@ -234,5 +234,5 @@ class RunnerApp:
             prefill_tokens_per_s=profile.prefill_tokens_per_s if profile else 0.0, page_bytes=limits.page_bytes,
             kv_address=self._kv_address, kv_layout=limits.kv.kv_layout if limits.kv else "",
             kv_bytes_per_s=profile.kv_bytes_per_s if profile else 0.0, swaps=limits.swap_page_bytes > 0,
-            role=None if settings.role == "any" else RunnerRole(settings.role),
+            role=None if settings.role == "any" else RunnerRole(settings.role), checks_drafts=built.checks_drafts,
         )  # fmt: skip

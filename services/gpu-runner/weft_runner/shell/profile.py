@@ -26,7 +26,7 @@ DECODE_SHARE = 0.5  # of the budget: the rest is for prompts and long contexts
 REPEATS = 5
 CONTEXT, LONG_CONTEXT, LONG_ROWS = 64, 1024, 8
 CHUNKS = (32, 128, 512)
-GUESSES_S, GUESSED_TOKENS = 0.5, (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25, 33)  # of a step
+GUESSES_S, GUESSED_TOKENS = 0.5, (1, 2, 4, 9, 17, 33, 3, 5, 6, 7, 13, 25)  # of a step: what others lie between first
 LOUD = 3.0  # times the last step's time: the most that the next larger one is expected to take
 
 Clock = Callable[[], float]
@@ -93,15 +93,17 @@ class _Bench:
         return DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context)))
 
     def _guess_times(self) -> GuessTimes:
-        """Steps of one row with more and more guesses, again and again; their time grows, or with noise it does."""
+        """Steps of one row with guesses, again and again. Noise only adds time: none takes longer than a larger one."""
         context, best = self._context(CONTEXT), dict[int, float]()
         most = min(self._limits.batch.max_batch_tokens, context)
         for tokens in [tokens for tokens in GUESSED_TOKENS if tokens <= most] * REPEATS:
-            if best and not self._allows(best.get(tokens, LOUD * max(best.values()))):
-                break
+            largest = max(best, default=1)
+            if best and not self._allows(best.get(tokens, best[largest] * max(1.0, tokens / largest))):
+                continue
             ms = self._run_ms(self._decode_step(1, context, tokens - 1))
             best[tokens] = min(ms, best.get(tokens, ms))
-        return tuple(zip(best, accumulate(best.values(), max), strict=True))
+        falling = sorted(best, reverse=True)
+        return tuple(zip(falling, accumulate((best[tokens] for tokens in falling), min), strict=True))[::-1]
 
     # ---- steps
 

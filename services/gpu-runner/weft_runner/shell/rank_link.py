@@ -16,7 +16,7 @@ from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
 from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.channel import Channel
-from weft_runner.parallel.commands import RankStopping
+from weft_runner.parallel.commands import RankStart, RankStopping
 from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect, local_ranks
 from weft_runner.parallel.messages import ChannelLost
 from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks, RankChannels
@@ -93,9 +93,9 @@ def join_runner(
     threading.Thread(target=_end_with, args=(channels.loads,), name="watch", daemon=True).start()
     threading.Thread(target=_report_stop, args=(channels, stopping, joined), name="stop", daemon=True).start()
 
-    def meet(start: Mapping[str, Any]) -> HostsMeeting:
+    def meet(start: RankStart) -> HostsMeeting:
         joined.set()
-        return HostsMeeting.of_another(host, start["store_port"], start["grid"].size, local_host, start["patience_s"])
+        return HostsMeeting.of_another(host, start.store_port, start.grid.size, local_host, start.patience_s)
 
     return serve(channels, meet)
 

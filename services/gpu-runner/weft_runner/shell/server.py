@@ -149,7 +149,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
     def on_order(self, order: RunnerOrder) -> None:
         self._draining = order.drain
         if order.desired is not None:
-            self._metrics.adapters.hold(order.desired.adapters)
+            self._metrics.adapters.hold(order.desired)
 
     async def drain_and_close(self) -> None:
         """On SIGTERM: sequences move to other runners or are given back, sessions receive Draining and end."""

@@ -8,7 +8,6 @@ imported that takes time.
 
 import logging
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -18,6 +17,7 @@ from weft.process import CannotStart, long_lived_imports
 from weft.telemetry.logs import configure, kv
 from weft_runner.errors import RunnerError
 from weft_runner.parallel.channel import Channel
+from weft_runner.parallel.messages import unpack_message
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def _serve_child(files: list[int]) -> int:
 
 
 def _serve_beside() -> int:
-    settings, files, rank = pickle.load(sys.stdin.buffer)  # noqa: S301 (of this runner's own process)
+    _, settings, files, rank = unpack_message(sys.stdin.buffer.readline(), lambda _: None)
     _end_after(sys.stdin.buffer.read)
     configure(f"rank {rank}", level=settings.log_level, fmt=settings.log_format)
     with long_lived_imports():

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.offload.stages import StageState, unreceived
 from weft_runner.parallel.channel import Channel
-from weft_runner.parallel.commands import BuiltShard, Layers, RankReady
+from weft_runner.parallel.commands import BuiltShard, Layers, RankReady, RankStart
 from weft_runner.parallel.messages import ChannelLost, MessageRefused
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
@@ -44,7 +44,7 @@ REPORT_S = 1.0
 Act = Callable[[], None]
 
 
-Meet = Callable[[Mapping[str, Any]], RankMeeting]  # by what START says
+Meet = Callable[[RankStart], RankMeeting]  # by what START says
 
 
 class LocalHostConfig(NamedTuple):
@@ -89,16 +89,16 @@ def _start(channels: RankChannels, meet: Meet, own: LocalHostConfig | None) -> "
     """
     loads = channels.loads
     loads.send(("hello", None))
-    start: dict[str, Any] = loads.receive()
-    settings: RunnerSettings = start["settings"]
+    start: RankStart = loads.receive()
+    settings = start.settings
     if own is not None:  # the disk that it measured
         offload = replace(settings.offload, path=own.settings.offload.path)
         settings = replace(settings, data_dir=own.settings.data_dir, offload=offload)
-    configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
-    torch.set_num_threads(start["threads"])
-    device = device_of(start["device"], settings.gpu_of(start["rank"]))
-    ranks = TorchRanks(start["grid"], start["rank"], device, meet(start), start["patience_s"])
-    base = ModelSource(start["spec"], own.files if own else start["files"], start["threads"], policy=start["policy"])
+    configure(f"rank {start.rank}", level=settings.log_level, fmt=settings.log_format)
+    torch.set_num_threads(start.threads)
+    device = device_of(start.device, settings.gpu_of(start.rank))
+    ranks = TorchRanks(start.grid, start.rank, device, meet(start), start.patience_s)
+    base = ModelSource(start.spec, own.files if own else start.files, start.threads, policy=start.policy)
     ranks.join()
     executor = make_rank(settings, base, ranks)
     shard, address = _exchange_kv(start, own, executor, channels.events)
@@ -112,7 +112,7 @@ def _start(channels: RankChannels, meet: Meet, own: LocalHostConfig | None) -> "
         work = StageWork(executor, PipelineChannel(ranks.stages, base.spec, kept), early=device.type == "cpu")
     else:
         work = TensorWork(executor, ranks.tensor, device)
-    return WorkerLoop(executor, work, start["patience_s"], shard)
+    return WorkerLoop(executor, work, start.patience_s, shard)
 
 
 def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
@@ -127,16 +127,16 @@ def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
 
 
 def _exchange_kv(
-    start: Mapping[str, Any], own: LocalHostConfig | None, executor: Executor, events: Channel
+    start: RankStart, own: LocalHostConfig | None, executor: Executor, events: Channel
 ) -> tuple["RankKv | None", str]:
     """Exchange KV with ranks of this place in other runners, if rank 0 does; return where. Raises AddressInUse."""
-    runner, memory, rank = start["runner"], executor.kv_memory, start["rank"]
-    settings: RunnerSettings = own.settings if own else start["settings"]
+    runner, memory, rank = start.runner, executor.kv_memory, start.rank
+    settings = own.settings if own else start.settings
     if runner is None or not settings.kv_listen or memory is None:
         return None, ""
     identity = KvIdentity(shard_runner(runner, rank), settings.pool, settings.base_digest, memory.layout)
     tls = load_tls(settings.tls_dir, "runner")
-    place = KvPlace(settings.kv_listen, identity.runner, settings.pool, start["settings"].page_tokens, tls)
+    place = KvPlace(settings.kv_listen, identity.runner, settings.pool, start.settings.page_tokens, tls)
     made = rank_kv(rank, identity, place, memory, events.send, behind=rank - settings.ranks_here[0])
     return made, kv_address(f":{made.port}", settings.advertise)
 

@@ -152,15 +152,19 @@ def check_scheduled(state: State) -> None:
 
 
 def check_batch_yields(state: State) -> None:
-    """Assert that no batch request keeps what an interactive one waits for: it has been ordered off."""
+    """Assert that no batch request keeps what an interactive one waits for: it has been ordered off.
+
+    Asked again, the choice of who leaves and who gets the room is the same.
+    """
     due = state.timers.next()
     if due is not None and due <= state.now:
         return
     for pool in state.pools.values():
         if pool.waiting.batch.running and len(pool.waiting.queue):
             view, waiting = PoolView(state, pool, ()), islice(pool.waiting.queue, state.config.window)
-            victims = batch_victims(state, pool, waiting, view.could_run)
+            victims, claims = batch_victims(state, pool, waiting, view.could_run)
             assert not victims, (pool.name, victims)
+            assert claims == pool.waiting.claims.by_request, (pool.name, claims, pool.waiting.claims.by_request)
 
 
 def check_contact(state: State) -> None:
@@ -295,6 +299,10 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
         (pool.fleet.accepting, [(r.role, r.shape) for r in runners if r.counted.contribution and not r.cordoned]),
         (pool.fleet.ready.shapes, [r.shape for r in runners if r.ready_version is not None]),
         (pool.fleet.ready.pages, [r.spec.total_pages for r in runners if r.ready_version is not None and r.spec]),
+        (
+            pool.fleet.ready.draft_checks,
+            [r.spec.checks_drafts for r in runners if r.ready_version is not None and r.spec],
+        ),
     ):
         assert dict(counted) == dict(Counter(shapes)), (pool.name, counted, shapes)
     ready = [r.ready_version for r in runners if r.ready_version is not None]

@@ -68,6 +68,7 @@ def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
     if len(waiting.queue):
         if waiting.batch.total:
             waiting.batch.pass_over()
+        if waiting.batch.total or waiting.claims:
             first = islice(waiting.queue, state.config.window)
             preempt_batch(state, pool, first, PoolView(state, pool, ()).could_run)
     elif len(waiting.batch.queue) and waiting.batch.headroom.sequences:

@@ -96,14 +96,15 @@ def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, e
     assert source.spec is not None
     across = pool.declared.kv_across_classes
     rank, n_bytes = pool.adapters.size(request.adapter)
+    tokens = request.reservation.footprint_after(emitted) + source.spec.page_tokens
     choice = pool.fleet.placement.place(
         PlacementRequest(
             adapter=request.adapter,
             rank=rank,
-            footprint_tokens=request.reservation.footprint_after(emitted) + source.spec.page_tokens,
+            footprint_tokens=tokens,
             context_tokens=request.tokens.context,
             numerics_class="" if across else source.shape.numerics_class,
-            avoid={source.id.uuid},
+            avoid={source.id.uuid} | pool.kept_from(request, tokens),
             skip_limit=state.config.skip_limit,
             adapter_bytes=n_bytes,
             one_runner=True,

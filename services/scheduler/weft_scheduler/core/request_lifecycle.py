@@ -121,7 +121,8 @@ def account(runner: RunnerAccount, request: Request, pool: Pool, parks: tuple[st
     hands_off = placement.token is not None and runner.id == placement.prompt
     pages = with_adapter = 0
     if runner.spec is not None:
-        tokens, adapter = request.tokens.prefill + 1 if hands_off else request.reservation.held_tokens, request.adapter
+        first_tokens, adapter = min(request.tokens.prefill + 1, request.tokens.context), request.adapter
+        tokens = first_tokens if hands_off else request.reservation.held_tokens
         pages = with_adapter = pages_of(tokens, runner.spec.page_tokens)
         if adapter != BASE and adapter not in runner.accounts.busy_adapters(pool.adapters.pinned):
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])

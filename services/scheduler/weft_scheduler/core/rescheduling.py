@@ -143,7 +143,7 @@ def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_
             # the runner's book was right and ours was late; a report is on its way
             pause_s = config.no_capacity_s * 2 ** min(request.history.capacity_refusals - 1, 16)
             _avoid(state, request, runner_id, min(pause_s, config.assign_s))
-        case FailReason.LOAD_FAILED:
+        case FailReason.LOAD_FAILED | FailReason.RUNNER_FULL:
             _avoid(state, request, runner_id, config.avoid_s * LOAD_RETRY_FACTOR)
         case FailReason.DRAINED | FailReason.RUNNER_ERROR:
             _avoid(state, request, runner_id, config.avoid_s)
@@ -166,7 +166,9 @@ def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> N
         reject(state, request, RejectReason.TOO_MANY_MIGRATIONS, message)
     elif _fails_everywhere(state, pool, request):
         details = "; ".join(sorted(set(request.history.load_failures.values())))
-        reject(state, request, RejectReason.ADAPTER_FAILED, details or "no runner could load the adapter")
+        full = reason == FailReason.RUNNER_FULL.value
+        kind = RejectReason.RUNNER_FULL if full else RejectReason.ADAPTER_FAILED
+        reject(state, request, kind, details or "no runner could load the adapter")
     elif (infeasible := infeasible_reason(state, pool, request)) is not None:
         reject(state, request, *infeasible)
     else:

@@ -53,7 +53,7 @@ def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, sm
         gpu = SimpleNamespace(device=torch.device("cpu"))
         monkeypatch.setattr(f"weft_runner.executors.{module}.find_gpu", lambda gpu=gpu: gpu)
     monkeypatch.setattr(
-        "weft_runner.executors.split.launch_ranks", lambda _, start, *__, **___: made.append(start["settings"].executor)
+        "weft_runner.executors.split.launch_ranks", lambda start, *_, **__: made.append(start.settings.executor)
     )
     monkeypatch.setattr(
         f"weft_runner.executors.split.{maker}Executor", lambda *_: SimpleNamespace(others=SimpleNamespace(pids=()))

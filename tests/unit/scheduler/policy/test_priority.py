@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver, of
@@ -17,12 +17,14 @@ from weft.domain.request import (
     Priority,
     Reject,
     ResubmitComplete,
+    Started,
     Submit,
 )
 from weft.domain.routes import PoolStatus
-from weft_scheduler.core import BatchSequence, Capacity, InteractiveArrivals, Need, Phase, select_preempted
+from weft_scheduler.core import BatchSequence, Capacity, InteractiveArrivals, KvMigration, Need, Phase, select_preempted
 
 BATCH: dict[str, Any] = {"priority": Priority.BATCH}
+KV: dict[str, Any] = {"kv_address": "tcp:1", "kv_layout": "m", "page_bytes": 1 << 14, "prefill_tokens_per_s": 9.0}
 
 
 def seen(driver: Driver, *request_ids: str) -> list[Any]:
@@ -129,6 +131,31 @@ def test_an_interactive_request_without_room_has_the_batch_request_with_least_pr
     assert driver.request("young").tokens.emitted == 3
 
 
+def test_room_that_was_made_for_a_request_is_its_own_until_it_is_placed(driver: Driver) -> None:
+    """`large` takes the pages of both lines: what the first one leaves is enough for `small` and r1."""
+    driver.start().runner("b", total_pages=4, **KV)
+    driver.place("r1")
+    driver.gateway_sends(Started("r1", driver.request("r1").epoch))
+    of_b = driver.report_of("b", *seen(driver, "r1"), free=0, total_pages=4, **KV)
+    driver.reports(of_b._replace(report=of_b.report._replace(progress=[20])))
+    size: dict[str, Any] = {"pages": 9, "total_pages": 9, **KV}
+    report(driver, **size)
+    names = ("line1", "line2", "chat")
+    for name in names:
+        driver.place(name, **BATCH if name != "chat" else {})
+    report(driver, *names, **size)
+    preempted = [preempt.request_id for preempt in of(driver.submit("large", prompt_tokens=96), Preempt)]
+    assert sorted(preempted) == ["line1", "line2"]
+    driver.submit("small")
+    for name in preempted:
+        driver.failed(name, FailReason.PREEMPTED)
+    effects = report(driver, "line2", "chat", **size)
+    assert not of(effects, Assign), "small fits, and waits"
+    assert not of(driver.preempt("b", "r1", 16), KvMigration), "so does what leaves another runner"
+    effects = report(driver, "chat", **size)
+    assert [assign.request_id for assign in of(effects, Assign)] == ["large"]
+
+
 def test_interactive_requests_are_never_preempted_for_others(driver: Driver) -> None:
     driver.start().runner("a", max_sequences=2)
     driver.place("chat")
@@ -154,7 +181,7 @@ def test_the_places_that_the_token_time_leaves_are_taken_by_one_request_each() -
     lines = [BatchSequence(name, "", 10, 0, 0.0) for name in ("first", "second")]
     needs = [Need("", {"a": (10, 10)}) for _ in lines]
     for places in (0, 1, 2):
-        assert len(select_preempted(needs, [Capacity("a", 0, 2, places, 9, {""}, [*lines])])) == places
+        assert len(select_preempted(needs, [Capacity("a", 0, 2, places, 9, {""}, [*lines])])[0]) == places
 
 
 X1, X2, Y3 = (BatchSequence(name, name[0], 10, int(name[1]), 0.0) for name in ("x1", "x2", "y3"))
@@ -184,7 +211,7 @@ def test_those_leave_whose_pages_places_or_slots_are_needed(
     tokens, places, slots = free
     capacity = Capacity("a", tokens, places, 9, slots, set(), [*lines])
     wanted = [Need(adapter, {"a": (n, n + 5)}) for adapter, n in needs]
-    assert [request_id for _, request_id in select_preempted(wanted, [capacity])] == expected, case
+    assert [request_id for _, request_id in select_preempted(wanted, [capacity])[0]] == expected, case
 
 
 SEQUENCES = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 40), st.integers(0, 40)), max_size=8)
@@ -196,6 +223,8 @@ SEQUENCES = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 40), st.in
     ),
     needs=st.lists(st.tuples(st.sampled_from(["", "w", "x"]), st.integers(1, 80)), max_size=5),
 )
+@example(runners=[(16, 7, 2, [("", 80, 8)]), (64, 6, 2, [("", 24, 0), ("", 8, 0)])], needs=[("", 63), ("", 79)])
+@example(runners=[(0, 1, 0, [("x", 10, 0)])], needs=[("x", 10)])
 def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
     runners: list[tuple[int, int, int, list[tuple[str, int, int]]]], needs: list[tuple[str, int]]
 ) -> None:
@@ -211,7 +240,7 @@ def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
     names = [f"runner{i}" for i in range(len(runners))]
     wanted = [Need(adapter, dict.fromkeys(names, (tokens, tokens + 5))) for adapter, tokens in needs]
     used = capacities()
-    victims = select_preempted(wanted, used)
+    victims, claims = select_preempted(wanted, used)
     assert len(set(victims)) == len(victims)
 
     def slots(capacity: Capacity) -> int:
@@ -233,12 +262,18 @@ def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
             )
             capacity.free_tokens += sum(one.tokens for one in gone)
             capacity.free_sequences += len(gone)
+            capacity.leaving_adapters = {one.adapter for one in gone}
         return left
 
+    places = [claim.uuid if claim is not None else "" for claim in claims]
+    assigned = [need._replace(assigned=uuid) for need, uuid in zip(wanted, places, strict=True)]
+    more, again = select_preempted(assigned, without(set(victims)))
+    assert (more, [claim.uuid if claim is not None else "" for claim in again]) == ([], places), "asked again: the same"
+
     if len(wanted) == 1 and victims:
-        assert not select_preempted(wanted, without(set(victims))), "one request has one set of victims"
+        assert not select_preempted(wanted, without(set(victims)))[0], "one request has one set of victims"
         if not needs[0][0] or all(slots for _, _, slots, _ in runners):  # else those of one adapter leave together
-            assert all(select_preempted(wanted, without({*victims} - {one})) for one in victims), "each is needed"
+            assert all(select_preempted(wanted, without({*victims} - {one}))[0] for one in victims), "each is needed"
 
 
 # ---------------------------------------------------------------- what does not count them

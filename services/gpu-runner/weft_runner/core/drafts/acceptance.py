@@ -19,6 +19,7 @@ PRIORS = (  # by share of places that agree (at most half, more, the only one, a
 )
 ALL_PRIORS = (*chain.from_iterable(PRIORS),)  # of a class of guesses: share by share, 1, 2-3, 4-7, ..., 64 and more
 SUREST = len(ALL_PRIORS) - 1  # the class
+CHANGED = 2 * len(PRIORS[0]) + 1  # of a caller's draft: the guess behind a token that differed, or the first one
 PRIOR_GUESSES = 4.0
 MAX_GUESSES = 128.0  # a class remembers about as many
 FORGET = 0.98  # of what a class knows, each time a guess of it was not worth a try
@@ -36,12 +37,19 @@ class Draft(NamedTuple):
     gains: Sequence[float]
 
 
+def weigh(tokens: Sequence[int], classes: Sequence[int], shares: Sequence[float]) -> Draft:
+    """Make a draft of guesses, each of its class."""
+    gains = [1.0]
+    for one in classes:
+        if (gain := gains[-1] * shares[one]) < MIN_GAIN:
+            break
+        gains.append(gain)
+    return Draft(tokens[: len(gains) - 1], classes, gains[1:])
+
+
 def weigh_alike(tokens: Sequence[int], one: int, shares: Sequence[float]) -> Draft:
     """Make a draft of guesses that are all of one class."""
-    gains = [1.0]
-    while len(gains) <= len(tokens) and gains[-1] * shares[one] >= MIN_GAIN:
-        gains.append(gains[-1] * shares[one])
-    return Draft(tokens[: len(gains) - 1], (one,) * len(tokens), gains[1:])
+    return weigh(tokens, (one,) * len(tokens), shares)
 
 
 class Acceptance:

@@ -1,8 +1,9 @@
-"""What is drafted for the rows of a step: found in texts, and as much of it as is expected to pay. Pure.
+"""What is drafted for the rows of a step: found in texts or given, and as much of it as is expected to pay. Pure.
 
 A draft is what a text goes on with behind the longest match of a sequence's end (SuffixDecoding, arXiv:2411.04975,
-section 3.2; prompt lookup): the text is the sequence's own prompt and answer, or its adapter's recent answers. The step
-that checks a draft gives the tokens that steps of one token would have given, so that a draft can only save time.
+section 3.2; prompt lookup): the text is the sequence's own prompt and answer, or its adapter's recent answers. A caller
+may give a draft of its own (`CallerDraft`). The step that checks a draft gives the tokens that steps of one token would
+have given, so that a draft can only save time.
 """
 
 from array import array
@@ -11,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from weft.domain.request import DraftUse
 from weft_runner.core.batch import MAX_LOGIT_ROWS, Batch, Row
 from weft_runner.core.drafts.acceptance import SUREST, Acceptance, Draft, weigh_alike
+from weft_runner.core.drafts.caller_draft import CallerDraft
 from weft_runner.core.drafts.recent_answers import AdapterText, RecentAnswers, text_key
 from weft_runner.core.sequence import Sequence as PoolSequence
 
@@ -66,12 +69,13 @@ class _Proposal(NamedTuple):
 
 
 class Drafter:
-    """One owner: the batch scheduler. `search`: None: nothing is drafted."""
+    """One owner: the batch scheduler. `search`: None: nothing is drafted but what callers give."""
 
     def __init__(self, search: Search | None) -> None:
         self._search = search
         self.answers = RecentAnswers()
         self._own: dict[str, _Own] = {}
+        self._given: dict[str, CallerDraft] = {}
         self._checked: dict[str, _Proposal] = {}  # rows of the present step
         self._drafts = self._guesses = self._accepted = 0
         self._step, self._rests = 0, (0, 0)  # the batch of that number has nothing due before that step
@@ -80,7 +84,8 @@ class Drafter:
         """Count a step; say whether nothing is searched for: its batch has no decode row, or none that is due."""
         self._step += 1
         number, until = self._rests
-        return (number == batch.number != 0 and self._step < until) or batch.n_prefills == len(batch.rows)
+        idle = self._search is None and not self._given
+        return idle or (number == batch.number != 0 and self._step < until) or batch.n_prefills == len(batch.rows)
 
     @property
     def figures(self) -> DraftFigures:
@@ -117,8 +122,9 @@ class Drafter:
         for at, (key, adapter, n_tokens, samples, _) in enumerate(batch.rows):
             if key not in proposals:
                 continue
-            one, count = proposals[key], counts.get(key, 0)
-            self._own[key].answers.rest(self._step, found=count > 0, max_steps=max_pause_steps)
+            one, count, answers = proposals[key], counts.get(key, 0), self._own[key].answers
+            found = count > 0 and one is not None and one.acceptance is not answers.from_caller
+            answers.rest(self._step, found=found, max_steps=max_pause_steps)
             if one is not None and count:
                 rows[at] = _row((key, adapter, n_tokens + count, samples, tuple(one.draft.tokens[:count])))
                 self._checked[key] = one
@@ -130,35 +136,47 @@ class Drafter:
         self._guesses += worth
         return Batch(tuple(rows), batch.n_prefills, extends=batch.number)
 
-    def learn(self, row: Row, sampled: Sequence[int]) -> None:
-        """Take what a row with a draft sampled: leading guesses that were right, and one token more."""
+    def admit(self, sequence: PoolSequence) -> None:
+        """Follow the draft that a request has."""
+        if sequence.start.draft:
+            self._given[sequence.key] = CallerDraft(sequence.start.draft, len(sequence.start.prompt))
+
+    def learn(self, row: Row, sampled: Sequence[int]) -> DraftUse | None:
+        """Take what a row with a draft sampled: leading guesses that were right, and one token more.
+
+        Return how the draft of its caller fared; None: it had another one.
+        """
         draft, acceptance = self._checked.pop(row.key)
         accepted = len(sampled) - 1
         self._accepted += accepted
         wrong = accepted < len(row.drafted) and sampled[-1] != row.drafted[accepted]  # else its mask was late
         acceptance.learn(draft, accepted, checked=wrong)
+        given = acceptance is self._own[row.key].answers.from_caller
+        return DraftUse(accepted, len(row.drafted) - accepted) if given else None
 
     def remove(self, sequence: PoolSequence, now: float, *, ended: bool) -> None:
         """Forget a sequence; `ended`: its answer is whole, and others may repeat it."""
-        if self._search is None:
-            return
         self._own.pop(sequence.key, None)
+        self._given.pop(sequence.key, None)
         self._checked.pop(sequence.key, None)
-        if ended and sequence.n_emitted:
+        if self._search is not None and ended and sequence.n_emitted:
             self.answers.add(text_key(sequence.start), sequence.tokens[len(sequence.start.prompt) :], now)
 
     def _propose(
         self, sequences: Sequence[PoolSequence], max_guesses: Callable[[PoolSequence], int], max_scan: int, now: float
     ) -> dict[str, _Proposal | None]:
-        """Find the better draft of two texts for each sequence that has place and is due; None: there is none."""
-        assert self._search is not None, "drafts are off"
+        """Find the best draft of two texts and its caller's for each sequence that has place; None: there is none.
+
+        Texts are searched for those that are due.
+        """
         queries, asked = list[DraftQuery](), list[tuple[PoolSequence, Acceptance]]()
         found: dict[str, _Proposal | None] = {}
         for sequence in sequences:
             if (own := self._own.get(sequence.key)) is None:
                 own = self._own[sequence.key] = _Own(self.answers.use(text_key(sequence.start), now))
             forced = () if sequence.mask is None else sequence.mask.forced
-            if not forced and self._step < own.answers.due:
+            due, given = self._search is not None and self._step >= own.answers.due, self._given.get(sequence.key)
+            if not forced and not due and given is None:
                 continue
             if (most := min(max_guesses(sequence), MAX_STEP_GUESSES)) <= 0:
                 continue
@@ -168,6 +186,11 @@ class Drafter:
                 draft = weigh_alike(forced[:most], SUREST, acceptance.shares)
                 found[sequence.key] = _Proposal(_wanted(sequence, draft), acceptance)
                 continue
+            acceptance = own.answers.from_caller
+            if given is not None and (draft := given.draft(sequence.tokens, most, acceptance.shares)) is not None:
+                found[sequence.key] = _Proposal(_wanted(sequence, draft), acceptance)
+            if not due:
+                continue
             own.tokens.extend(sequence.tokens[len(own.tokens) :])
             text, tail = own.answers, own.tokens
             queries.append(_query((tail, tail, text.from_own.shares, most, 0)))
@@ -176,7 +199,8 @@ class Drafter:
                 first = max(0, len(text.tokens) - max_scan)
                 queries.append(_query((text.tokens, tail, text.from_answers.shares, most, first)))
                 asked.append((sequence, text.from_answers))
-        for (sequence, acceptance), draft in zip(asked, self._search(queries) if queries else (), strict=True):
+        drafts = self._search(queries) if queries and self._search is not None else ()
+        for (sequence, acceptance), draft in zip(asked, drafts, strict=True):
             if not draft.tokens:
                 if draft.classes:
                     acceptance.pass_over(draft)

@@ -14,7 +14,7 @@ from weft.domain.request import Start
 from weft_runner.core.drafts.acceptance import Acceptance
 
 END = -1  # behind each answer: no text goes on beyond it
-TOKEN_BYTES, TEXT_BYTES = 4, 8 << 10  # of a text beside its tokens: what is known of its drafts
+TOKEN_BYTES, TEXT_BYTES = 4, 10 << 10  # of a text beside its tokens: what is known of its drafts
 MAX_TEXT_TOKENS = 1 << 16  # of an adapter: 256 KiB, some microseconds to search
 MAX_BYTES = 64 << 20  # of all texts
 MAX_AGE_S = 3600.0  # since a text was used last
@@ -32,7 +32,8 @@ class AdapterText:
     """Answers of one adapter in one namespace, each with END behind it, and how its drafts have fared.
 
     `from_answers`: drafts from these answers; `from_own`: those from a request's own prompt and answer; `from_grammar`:
-    those of what has to follow. `due`: the step of the next search for its rows, `pause` steps behind the last one.
+    those of what has to follow; `from_caller`: those that callers gave. `due`: the step of the next search for its
+    rows, `pause` steps behind the last one.
     """
 
     used_at: float
@@ -40,6 +41,7 @@ class AdapterText:
     from_answers: Acceptance = field(default_factory=Acceptance)
     from_own: Acceptance = field(default_factory=Acceptance)
     from_grammar: Acceptance = field(default_factory=Acceptance)
+    from_caller: Acceptance = field(default_factory=Acceptance)
     due: int = 0
     pause: int = 0
 

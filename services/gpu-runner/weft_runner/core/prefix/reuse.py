@@ -15,14 +15,19 @@ from weft_runner.core.sequence import Sequence
 
 
 class PrefixReuse:
-    """One owner: the request pool. `tokens`: how many did not have to be computed again; `host_tokens` of them came
-    from host memory. What KV from another runner need not bring is none of them. `queried`: tokens of the texts that
-    were looked up.
+    """One owner: the request pool. `device_tokens`, `host_tokens`: how many did not have to be computed again, by the
+    memory that they were found in. What KV from another runner need not bring is none of them. `queried`: tokens of the
+    texts that were looked up.
     """
 
     def __init__(self, pages: PageTable) -> None:
         self._pages = pages
-        self.tokens = self.host_tokens = self.queried = 0
+        self.device_tokens = self.host_tokens = self.queried = 0
+
+    @property
+    def tokens(self) -> int:
+        """Count the tokens that did not have to be computed again."""
+        return self.device_tokens + self.host_tokens
 
     def chain(self, start: Start, *, long: bool = False) -> PageHashChain | None:
         """The hashes of a request's pages; None: without a salt nothing is shared.
@@ -51,7 +56,6 @@ class PrefixReuse:
 
     def count_host_hits(self, n_tokens: int) -> None:
         """Count n tokens that have been copied from host memory."""
-        self.tokens += n_tokens
         self.host_tokens += n_tokens
 
     def before_step(self, sequence: Sequence) -> None:
@@ -76,4 +80,4 @@ class PrefixReuse:
         sequence.reuse(n_tokens)
         sequence.share_pages(sequence.in_kv // self._pages.page_tokens)
         if sequence.start.kv_from is None:
-            self.tokens += n_tokens
+            self.device_tokens += n_tokens

@@ -147,7 +147,8 @@ class HandOver:
             return
         self.kv.send_pages(outgoing, held, pages.pages_for(sequence.in_kv))
         tokens = tuple(sequence.tokens[sequence.base_len :]) if outgoing.epoch == sequence.start.epoch else ()
-        complete = KvComplete(sequence.key, outgoing.epoch, sequence.in_kv, tokens, outgoing.logprobs)
+        about = tokens, outgoing.logprobs, sequence.cached_tokens
+        complete = KvComplete(sequence.key, outgoing.epoch, sequence.in_kv, *about)
         self._effects.append(Send(outgoing.peer, complete))
 
     def _lose(self, outgoing: OutgoingKv, detail: str) -> None:
@@ -181,14 +182,15 @@ class HandOver:
             return
         self.received += 1
         key, epoch, position = sequence.key, sequence.start.epoch, sequence.n_emitted
-        sequence.take_kv(complete.in_kv, tokens)
+        sequence.take_kv(complete.in_kv, tokens, complete.cached_tokens)
         self._pages.fill(key, complete.in_kv)
         self._reservations.add_granted([*incoming.pages[self._pages.pages_for(complete.in_kv) - incoming.first_page :]])
         self._effects.append(Send(peer, KvAck(key, epoch)))
         runs = self.kv.arrived(key, kv=True)
         self._timers.set(REPORT, 0.0)
         if tokens:
-            produced = [SequenceTokens(key, epoch, position, tokens, None, 0, complete.logprobs)]
+            reused = complete.cached_tokens
+            produced = [SequenceTokens(key, epoch, position, tokens, None, 0, complete.logprobs, reused)]
             # the context beside its adapter is smaller than at its sender
             if full := len(sequence.tokens) == sequence.max_len:
                 produced.append(SequenceTokens(key, epoch, sequence.n_emitted, (), FinishReason.LENGTH))

@@ -20,13 +20,21 @@ KvEvent = Connected | Received | Closed
 
 
 @dataclass(frozen=True, slots=True)
+class SendComplete:
+    """A KvComplete that each rank sends when its own pages are sent."""
+
+    peer: Peer
+    complete: KvComplete
+
+
+@dataclass(frozen=True, slots=True)
 class ShardOrder:
-    """An order of rank 0 to the others: a SendKv, ReceiveKv, DropKv, or a KvComplete to be sent.
+    """An order of rank 0 to the others.
 
     `addresses`: of the other runner's ranks from 1 on, where something is sent to them.
     """
 
-    order: SendKv | ReceiveKv | DropKv | Send
+    order: SendKv | ReceiveKv | DropKv | SendComplete
     addresses: tuple[str, ...] = ()
 
 
@@ -89,9 +97,8 @@ class KvShard:
         match given.order:
             case SendKv(peer, request_id, epoch) as send:
                 return self._send(peer, (request_id, epoch), send, given.addresses)
-            case Send(peer, KvComplete(request_id, epoch) as complete):
-                bare = Send(peer, replace(complete, tokens=(), logprobs=()))
-                return self._send(peer, (request_id, epoch), bare, given.addresses)
+            case SendComplete(peer, complete):
+                return self._send(peer, (complete.request_id, complete.epoch), Send(peer, complete), given.addresses)
             case ReceiveKv(_, request_id, epoch) as receive:
                 key = request_id, epoch
                 self._incoming[key] = _Incoming(receive)
@@ -99,8 +106,6 @@ class KvShard:
                 return [] if offered is None else self._accept(key, offered)
             case DropKv(_, request_id, epoch):
                 return self._drop((request_id, epoch))
-            case _:
-                raise AssertionError(f"no order of rank 0: {given.order}")
 
     def event(self, event: KvEvent) -> list[ShardEffect]:
         match event:
@@ -217,11 +222,11 @@ class ShardedTransfers:
     def ordered(self, order: KvAction | Send) -> ShardOrder | None:
         """What the other ranks have to be sent of an order of the machine."""
         match order:
-            case SendKv(peer, request_id, epoch) | Send(peer, KvComplete(request_id, epoch)):
-                if (addresses := self._addresses.get(peer)) is None:
-                    return None  # the stream is over
-                self._outgoing[request_id, epoch] = peer
-                return ShardOrder(order, addresses)
+            case SendKv(peer, request_id, epoch):
+                return self._to_send(order, (request_id, epoch))
+            case Send(peer, KvComplete(request_id, epoch) as complete):
+                bare = replace(complete, tokens=(), logprobs=())
+                return self._to_send(SendComplete(peer, bare), (request_id, epoch))
             case ReceiveKv(peer, request_id, epoch):
                 self._incoming[request_id, epoch] = _Gathering(peer)
                 return ShardOrder(order)
@@ -233,6 +238,12 @@ class ShardedTransfers:
             case _:
                 pass
         return None
+
+    def _to_send(self, order: SendKv | SendComplete, key: Key) -> ShardOrder | None:
+        if (addresses := self._addresses.get(order.peer)) is None:
+            return None  # the stream is over
+        self._outgoing[key] = order.peer
+        return ShardOrder(order, addresses)
 
     def event(self, event: KvEvent) -> KvEvent | None:
         """Turn an event of rank 0's own streams into what the machine gets now. Other layouts than its own are refused.

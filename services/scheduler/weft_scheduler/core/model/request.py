@@ -61,11 +61,14 @@ PLACED = frozenset({Phase.ASSIGNED, Phase.RUNNING, Phase.STOPPING})
 class RequestTokens:
     """Counts, in tokens. `quantiles`: of the whole answer, as (level, tokens); empty: nothing is predicted."""
 
-    __slots__ = ("_median", "_open_ended", "emitted", "max_output", "prompt", "quantiles", "start_emitted")
+    __slots__ = (
+        "_generates", "_median", "_open_ended", "emitted", "max_output", "prompt", "quantiles", "start_emitted",
+    )  # fmt: skip
 
     def __init__(self, submit: Submit) -> None:
         self.prompt, self.emitted = submit.prompt_tokens, submit.emitted_tokens
-        self.max_output = max(1, submit.max_tokens)  # 0: log probabilities of the prompt, which end in one forward
+        self.max_output = max(1, submit.max_tokens)  # a request that generates nothing ends in one forward, too
+        self._generates = submit.max_tokens > 0
         self.start_emitted = submit.start_emitted_tokens  # when the present epoch was assigned
         predicted = (submit.p10_tokens, submit.p50_tokens, submit.p90_tokens, submit.p99_tokens)
         known = tuple([(level, tokens) for level, tokens in zip(LEVELS, predicted, strict=True) if tokens])
@@ -83,7 +86,7 @@ class RequestTokens:
     @property
     def context(self) -> int:
         """Maximum of tokens that the request can ever hold."""
-        return self.prompt + self.max_output
+        return self.prompt + self.max_output if self._generates else self.prompt
 
     @property
     def median_output(self) -> int:
@@ -159,7 +162,7 @@ class Reservation:
     @property
     def held_tokens(self) -> int:
         """Tokens that the request's pages have to hold on a runner: prompt, emitted, reservation."""
-        return self._tokens.prefill + self._after(self._tokens.emitted)
+        return min(self._tokens.prefill + self._after(self._tokens.emitted), self._tokens.context)
 
     @property
     def footprint_tokens(self) -> int:
@@ -169,7 +172,8 @@ class Reservation:
     def footprint_after(self, emitted: int) -> int:
         """Return the footprint once `emitted` tokens are emitted."""
         reserved = self._tokens.prompt + emitted + self._after(emitted)
-        return reserved if self.forecast is None else max(reserved, self.forecast.use(emitted).peak_tokens(0.0))
+        peak = 0 if self.forecast is None else self.forecast.use(emitted).peak_tokens(0.0)
+        return min(max(reserved, peak), self._tokens.context)
 
     def _after(self, emitted: int) -> int:
         return 1 if self.by_page else remaining_tokens(self.reserved_until, emitted, self._tokens.max_output)
@@ -256,7 +260,7 @@ class RequestHistory:
         """Note that an epoch failed on those runners."""
         self.capacity_refusals = self.capacity_refusals + 1 if reason is FailReason.NO_CAPACITY else 0
         self.one_runner |= reason is FailReason.KV_LOST
-        if reason is FailReason.LOAD_FAILED:
+        if reason in (FailReason.LOAD_FAILED, FailReason.RUNNER_FULL):
             self.load_failures |= dict.fromkeys(runners, detail)
 
 

@@ -27,6 +27,7 @@ from weft_scheduler.core.model.parked_sequences import ParkedSequences
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.placement.policy import RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.priority.claims import Claim
 from weft_scheduler.core.policy.reservation.pooled import PooledUse, UseForecast
 
 PROMPT_QUEUE_S = 0.5  # prompts on a runner, by its measured rate: the rest waits where the queue's policy orders it
@@ -176,6 +177,11 @@ class RunnerAccounts:
         Where sequences are admitted by their expected use also no more than what the highest expected sum leaves, of
         the pages that they have and those that are free. Never negative.
         """
+        return max(0, self.spare_tokens)
+
+    @property
+    def spare_tokens(self) -> int:
+        """Free tokens, as in `free_tokens`; negative when waiting requests need more tokens than are free."""
         if self._spec is None:
             return 0
         page_tokens, free_pages = self._spec.page_tokens, self._report.figures.free_pages - self.unacked_pages
@@ -183,7 +189,7 @@ class RunnerAccounts:
         if self.pooled is not None:
             left = (free_pages + self.pooled.held_pages) * page_tokens - self.pooled.peak_tokens
             free_tokens = min(free_tokens, left)
-        return max(0, free_tokens)
+        return free_tokens
 
     @property
     def pending_prompt_tokens(self) -> int:
@@ -459,6 +465,22 @@ class RunnerAccount:
         phases = for_prompts, for_tokens, spec.role is RunnerRole.PROMPT, spec.role is RunnerRole.TOKEN
         prefill, batch_tokens = int(spec.prefill_tokens_per_s) * for_prompts, accounts.batch_pages * page_tokens
         return Contribution(*held, *pages, prefill, *phases, batch_tokens * for_tokens)
+
+    def fits_beside(
+        self, claims: Sequence[Claim], adapter: str, tokens: int, n_bytes: int, pinned: Sequence[str]
+    ) -> bool:
+        """True where a request fits with what has come to `claims`. `n_bytes`: what its adapter takes if not in use."""
+        spec, accounts = self.spec, self.accounts
+        busy = {*accounts.busy_adapters(pinned), *(claim.adapter for claim in claims), BASE}
+        if adapter not in busy:
+            tokens = self.shape.tokens_with_adapter(tokens, n_bytes)
+        places = accounts.max_sequences - (accounts.working_set - len(accounts.batch))
+        return (
+            spec is not None
+            and tokens + sum(claim.tokens for claim in claims) <= accounts.free_tokens
+            and min(places, spec.max_sequences - accounts.working_set) > len(claims)
+            and len(busy | {adapter}) - 1 <= spec.max_adapters
+        )
 
     def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
         """True where nothing holds a runner back but adapters that failed to load: those must not take it away."""

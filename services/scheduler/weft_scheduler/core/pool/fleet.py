@@ -26,22 +26,28 @@ class ReadyRunners:
         self.versions: Counter[int] = Counter()  # desired version -> runners
         self.min_context_tokens = 0  # the smallest limit of any; the last known while there are none
         self.min_pages = 0  # the fewest pages in all of any; the last known while there are none
+        self.draft_checks: Counter[bool] = Counter()  # whether they check drafts -> runners
+        self.check_drafts = True  # all of them do; the last known while there are none
 
     def put(self, runner: RunnerAccount, version: int | None) -> None:
         """Count a runner as Ready with that desired version; None: it is not Ready."""
         before, pages = runner.ready(version), runner.spec.total_pages if runner.spec else 0
+        checks = runner.spec is not None and runner.spec.checks_drafts
         if before is not None:
             _decrement(self.versions, before)
             _decrement(self.shapes, runner.shape)
             _decrement(self.pages, pages)
+            _decrement(self.draft_checks, checks)
         if version is not None:
             self.versions[version] += 1
             self.shapes[runner.shape] += 1
             self.pages[pages] += 1
+            self.draft_checks[checks] += 1
         self.count += (version is not None) - (before is not None)
         contexts = (shape.max_context_tokens for shape in self.shapes)
         self.min_context_tokens = min(contexts, default=self.min_context_tokens)
         self.min_pages = min(self.pages, default=self.min_pages)
+        self.check_drafts = min(self.draft_checks, default=self.check_drafts)
 
 
 class PoolFleet:

@@ -67,7 +67,9 @@ class Pool:
     def route(self) -> PoolRoute | None:
         """Return what gateways know of the pool; None: it is not served."""
         ready = self.fleet.ready
-        return self.declared.route(ready.count, ready.min_context_tokens) if self.is_served else None
+        if not self.is_served:
+            return None
+        return self.declared.route(ready.count, ready.min_context_tokens, checks_drafts=ready.check_drafts)
 
     def base_route(self) -> Route | None:
         """Return the name of the pool's base model; None: it serves none."""
@@ -95,3 +97,17 @@ class Pool:
             return False
         rank = self.adapters.rank(request.adapter)
         return can_split(self.fleet.accepting, rank, request.tokens.context, self.declared.kv_across_classes)
+
+    def kept_from(self, request: Request, tokens: int) -> set[str]:
+        """Return the runners where a request of `tokens` would take room that others wait for, by uuid."""
+        claims, adapters = self.waiting.claims, self.adapters
+        if not claims.by_request:
+            return set()
+        own, n_bytes = claims.by_request.get(request.id), adapters.size(request.adapter)[1]
+        return {
+            uuid
+            for uuid, of_others in claims.by_runner().items()
+            if (own is None or own.uuid != uuid)
+            and (runner := self.fleet.runners.get(uuid)) is not None
+            and not runner.fits_beside(of_others, request.adapter, tokens, n_bytes, adapters.pinned)
+        }

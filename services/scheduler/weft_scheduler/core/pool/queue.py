@@ -6,6 +6,7 @@ from operator import lt
 from weft.domain.routes import PoolSpec
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.policy.autoscaling.autoscaler import PoolCapacity
+from weft_scheduler.core.policy.priority.claims import Claims
 from weft_scheduler.core.policy.priority.headroom import Headroom
 from weft_scheduler.core.policy.queue import orders
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
@@ -59,6 +60,7 @@ class PoolQueue:
         self.overtaking = Overtaking[Request]()
         self.shares = TenantShares(self.queue.counters, capacity)
         self.batch = BatchRequests(_queue_of(spec))
+        self.claims = Claims()
         self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests, batch requests too
         self.running = 0  # on runners, batch requests too
         self.queued_by_adapter: Counter[str] = Counter()
@@ -127,6 +129,7 @@ class PoolQueue:
         self.overtaking_of(request).forget(request.id)
         if request.batch:
             return
+        self.claims.forget(request.id)
         self.queued_tokens -= request.waiting.tokens
         self.queued_work -= request.waiting.work
         self.queued_prompt_tokens -= request.tokens.prompt

@@ -112,7 +112,7 @@ class Splitwise:
         def best(index: RunnerIndex, tokens: int) -> RunnerKey | None:
             return self._best(index, request, tokens, closed, domain)
 
-        needed, first_tokens = request.footprint_tokens, request.prefill_tokens + 1
+        needed, first_tokens = request.footprint_tokens, min(request.prefill_tokens + 1, request.context_tokens)
         prompt = token = None
         if domain.kv_layout:
             prompt, token = best(self._prompt, first_tokens), best(self._token, needed)

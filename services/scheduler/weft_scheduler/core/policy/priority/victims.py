@@ -1,8 +1,10 @@
 """Choice of batch requests that leave for interactive ones that wait; `README.md` in this folder has the rules."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from weft_scheduler.core.policy.priority.claims import Claim
 
 
 class BatchSequence(NamedTuple):
@@ -19,8 +21,9 @@ class BatchSequence(NamedTuple):
 class Capacity:
     """A runner that has batch requests. What is about to leave counts as free.
 
-    `free_adapters`: how many adapters it may take beyond those in use; `shared`: adapters in use by others than these
-    batch requests.
+    `free_adapters`: how many adapters it may take beyond those in use; negative where too many are. `shared`: adapters
+    in use by others than these batch requests. `leaving_adapters`: those of what is about to leave, which need no
+    memory of their own again.
     """
 
     uuid: str
@@ -30,16 +33,18 @@ class Capacity:
     free_adapters: int
     shared: set[str]
     lines: list[BatchSequence]
+    leaving_adapters: set[str] = field(default_factory=set[str])
 
 
 class Need(NamedTuple):
     """An interactive request that waits. `tokens`: what it needs of each runner where it can run, by uuid.
 
-    A pair: where its adapter is in use there, and where it is not.
+    A pair: where its adapter is in use there, and where it is not. `assigned`: uuid of the runner that has room for it.
     """
 
     adapter: str  # "": the base
     tokens: Mapping[str, tuple[int, int]]
+    assigned: str = ""
 
     def tokens_on(self, uuid: str, *, in_use: bool) -> int | None:
         """Return the tokens that it needs of a runner; None: it cannot run there."""
@@ -47,31 +52,41 @@ class Need(NamedTuple):
         return pair[not in_use] if pair is not None else None
 
 
-def select_preempted(needs: Iterable[Need], capacities: Sequence[Capacity]) -> list[tuple[str, str]]:
-    """Return (runner, request) of victims, so that as many of `needs` as possible find room; `capacities` is used up.
+def select_preempted(
+    needs: Iterable[Need], capacities: Sequence[Capacity]
+) -> tuple[list[tuple[str, str]], list[Claim | None]]:
+    """Return (runner, request) of victims, so that as many of `needs` as possible find room, and the room of each need.
 
-    In the order of `needs`: a request takes room that is there, or about to be, before anybody leaves for it.
+    In the order of `needs`: a request takes the room that is assigned to it, else room that is there, or about to be,
+    before anybody leaves for it. `capacities` is used up. Another call, with the victims about to leave and the claims
+    made, returns no victims and the same claims.
     """
-    victims: list[tuple[str, str]] = []
+    victims, claims = list[tuple[str, str]](), list[Claim | None]()
     for need in needs:
-        found = [(leaving, capacity) for capacity in capacities if (leaving := _leaving(need, capacity)) is not None]
-        if not found:
-            continue
-        leaving, capacity = min(found, key=lambda one: (_lost(one[0]), one[1].uuid))
-        victims += [(capacity.uuid, victim.request_id) for victim in leaving]
-        _take(need, capacity, leaving)
-    return victims
+        leaving, capacity = _select(need, capacities) or ((), None)
+        claims.append(_take(need, capacity, leaving) if capacity is not None else None)
+        victims += [(capacity.uuid, victim.request_id) for victim in leaving if capacity is not None]
+    return victims, claims
+
+
+def _select(need: Need, capacities: Sequence[Capacity]) -> tuple[list[BatchSequence], Capacity] | None:
+    """Return the runner for `need`, and who leaves it: the fewest computed tokens are lost. None: no runner helps."""
+    for capacity in capacities:
+        if capacity.uuid == need.assigned and _has_slot(need, capacity) and _fits(need, capacity, ()):
+            return [], capacity
+    helping = [(leaving, capacity) for capacity in capacities if (leaving := _leaving(need, capacity)) is not None]
+    return min(helping, key=lambda pair: (_lost(pair[0]), pair[1].uuid), default=None)
 
 
 def _leaving(need: Need, capacity: Capacity) -> list[BatchSequence] | None:
     """Return the requests that have to leave that runner for `need`, least progress first; None: it does not help."""
     leaving: list[BatchSequence] = []
-    if not _in_use(need.adapter, capacity, ()) and not capacity.free_adapters:
+    if not _has_slot(need, capacity):
         of_adapter: dict[str, list[BatchSequence]] = {}
         for one in capacity.lines:
             if one.adapter not in capacity.shared:
                 of_adapter.setdefault(one.adapter, []).append(one)
-        if not of_adapter:
+        if not of_adapter or capacity.free_adapters < 0:
             return None
         leaving = min(of_adapter.values(), key=_lost)
     rest = [one for one in capacity.lines if one not in leaving]
@@ -88,14 +103,25 @@ def _leaving(need: Need, capacity: Capacity) -> list[BatchSequence] | None:
     return selected
 
 
-def _in_use(adapter: str, capacity: Capacity, leaving: Sequence[BatchSequence]) -> bool:
-    """True where an adapter is in use once `leaving` have left; the base always is."""
-    of_lines = any(one.adapter == adapter and one not in leaving for one in capacity.lines)
-    return not adapter or adapter in capacity.shared or of_lines
+def _has_slot(need: Need, capacity: Capacity) -> bool:
+    """True where the adapter of `need` is in use, as the base always is, or the runner may take one more."""
+    in_use = not need.adapter or need.adapter in capacity.shared
+    return in_use or capacity.free_adapters > 0 or any(line.adapter == need.adapter for line in capacity.lines)
+
+
+def _tokens(need: Need, capacity: Capacity) -> int | None:
+    """Return the tokens that `need` takes there; None: it cannot run there.
+
+    The memory of an adapter whose last request leaves is its own again.
+    """
+    adapter = need.adapter
+    in_use = not adapter or adapter in capacity.shared or adapter in capacity.leaving_adapters
+    in_use = in_use or any(line.adapter == adapter for line in capacity.lines)
+    return need.tokens_on(capacity.uuid, in_use=in_use)
 
 
 def _fits(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> bool:
-    tokens = need.tokens_on(capacity.uuid, in_use=_in_use(need.adapter, capacity, leaving))
+    tokens = _tokens(need, capacity)
     if tokens is None or capacity.free_tokens + sum(one.tokens for one in leaving) < tokens:
         return False
     return capacity.free_interactive > 0 and capacity.free_sequences + len(leaving) > 0
@@ -106,9 +132,9 @@ def _lost(leaving: Iterable[BatchSequence]) -> tuple[int, int]:
     return sum(computed), len(computed)
 
 
-def _take(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> None:
-    """The request has its place there."""
-    tokens = need.tokens_on(capacity.uuid, in_use=_in_use(need.adapter, capacity, leaving))
+def _take(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> Claim:
+    """Give the request its place there."""
+    tokens = _tokens(need, capacity)
     assert tokens is not None, "it fits"
     before = {one.adapter for one in capacity.lines} | capacity.shared
     capacity.lines = [one for one in capacity.lines if one not in leaving]
@@ -118,3 +144,5 @@ def _take(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> N
     capacity.free_interactive -= 1
     capacity.free_adapters += len(before) - len(after) - (need.adapter not in after)
     capacity.shared.add(need.adapter)
+    capacity.leaving_adapters.update(one.adapter for one in leaving)
+    return Claim(capacity.uuid, need.adapter, tokens)
