@@ -32,6 +32,7 @@ from weft.process import long_lived_imports
 pytest.register_assert_rewrite("harness")  # its assertions show what they compared
 
 from harness import deadline, leaks, order, progress  # noqa: E402
+from harness.small_disk import small_disk  # noqa: E402, F401 (a fixture)
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
 

@@ -1,6 +1,6 @@
 """`make test`: the suites of a group, a line while they run, and one table at the end.
 
-    python tests/suites.py [test | slow | long | operator | cluster]
+    python tests/suites.py [test | slow | long | operator | operator-newer | cluster]
 
 The folders of `make test` share one pytest: it collects once, and its workers begin costly files first, so that no core
 is idle while a test waits for another process. Every run has the same cases: the seed is 0 unless `WEFT_TEST_SEED` is
@@ -54,6 +54,10 @@ def paths(folders: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"tests/{folder}" for folder in folders)
 
 
+OPERATOR = Suite("operator", ("tests/operator", *(ONE if GIVEN else FILES)))
+INSTALLATION = ("tests/operator/test_chart_install.py", "tests/operator/test_crds.py", "tests/integration/chart")
+NEWER = Suite("newer", (*INSTALLATION, *FILES), {"WEFT_CLUSTER": "newer"})  # versions: `weft_devcluster.tools`
+
 GROUPS: Mapping[str, Sequence[Suite]] = {
     "test": (Suite("test", (*paths(FOLDERS), *TOGETHER)),),
     "slow": (Suite("slow", (*paths(COMPUTING), *SLOW, *PAIRED)), Suite("stacks", (*paths(STACKS), *SLOW, *WAITING))),
@@ -61,7 +65,8 @@ GROUPS: Mapping[str, Sequence[Suite]] = {
         Suite("operator", ("tests/operator", *LONG, *(ONE if GIVEN else FILES))),
         Suite("long", (*paths(FOLDERS), *LONG, *PAIRED)),
     ),
-    "operator": (Suite("operator", ("tests/operator", *(ONE if GIVEN else FILES))),),
+    "operator": (OPERATOR,),
+    "operator-newer": (OPERATOR, NEWER),
     "cluster": (Suite("cluster", ("tests/cluster", *ONE)),),
 }
 

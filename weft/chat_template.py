@@ -9,7 +9,7 @@ costs a second of one thread and not the process.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, NoReturn
@@ -30,9 +30,10 @@ MAX_WARNINGS = 3  # of one adapter's tokens
 MAX_SOURCE = 1 << 18  # characters of a template; public ones have up to 30,000
 MAX_STEPS = 500_000  # turns of loops and calls of one rendering: over 100 for each message of the longest chat
 MAX_VALUE = 1 << 24  # characters of anything that a template makes
-MAX_INT, MAX_DIGITS = 1 << 64, 64  # of a number, and behind its point
+MAX_INT, MAX_DIGITS = 1 << 1024, 64  # of a number, as of the largest float; behind its point
 CHARS_OF_STEP = 256  # that are made, or looked through, cost as much as a step
 CHARS_OF_VALUE = 64  # that cost as much as a value inside another one
+_SYSTEM_ROLES = ("system", "developer")
 DEFAULT, TOOL_USE = "default", "tool_use"  # the named templates that are used, the second one where there are tools
 TEMPLATE_FILE, CONFIG_FILE, SPECIAL_FILE = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 NAMED_FILE = f"{TEMPLATES_FOLDER}{TOOL_USE}.jinja"
@@ -42,6 +43,7 @@ _STEPS, _COUNTED, _MADE, _READ, _CUT, _SPENT = (
     f"weft {name}" for name in ("steps", "counted", "made", "read", "cut", "spent")
 )
 _END = "\U0010fffd"  # behind what is continued; callers keep it out of the messages
+REASONING = ("reasoning_content", "thinking", "reasoning")  # of a message: a template reads one of these names
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # A width of 10,000 in a format, or one that comes with the values.
 _WIDE = re.compile(r"%(\([^)%]*\))?[^a-zA-Z%]*?(\d{5}|\*)|%\([^)%]*%|\{[^{}]*:[^{}]*(\d{5}|\{)")
@@ -73,6 +75,20 @@ SMALLEST = Chat([{"role": "user", "content": "Hello"}])
 _RESULT = Chat(
     [*SMALLEST.messages, {"role": "assistant", "content": "Call"}, {"role": "tool", "content": "Result"}], False
 )
+_CALL_ID = "123456789"  # as long as Mistral's templates want it
+_BROKEN_CALL = Chat(
+    [
+        *SMALLEST.messages,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": "Broken"}}],
+        },
+        {"role": "tool", "tool_call_id": _CALL_ID, "name": "f", "content": "Result"},
+    ],
+    False,
+)
+_TOOL = {"type": "function", "function": {"name": "f", "description": "F", "parameters": {"type": "object"}}}
 
 
 class TemplateFault(ValueError):
@@ -252,21 +268,39 @@ class ChatTemplate:
         trees = [environment.parse(named[name]) for name in self._compiled]
         self.sought = frozenset(text for tree in trees for text in _sought(tree))  # what it looks for in messages
         self.variables = frozenset(name for tree in trees for name in _variables_of(tree))  # that it reads
-        self._loses_results = False
+        self._loses_results, self._shows_broken_calls = False, True
         self._takes_parts = self._misses_texts()
         self._loses_results = "tool" not in self.sought and not self._shows(_RESULT, "Result")
+        chats = [replace(_BROKEN_CALL, tools=[_TOOL] if name == TOOL_USE else []) for name in self._compiled]
+        if "arguments" in self.source:
+            self._shows_broken_calls = all(self._shows(chat, "Broken") for chat in chats)
 
     def render(self, chat: Chat, max_chars: int) -> str:
         """Render a chat up to where the answer begins.
 
-        The prompt ends with a message that is continued: what the template puts behind that is left out. Raises
-        TemplateRefused, RenderedTooLong.
+        The prompt ends with a message that is continued: what the template puts behind that is left out. Arguments of
+        an earlier call that are no object are shown as their text, or as `{}` where the template shows objects alone.
+        Where the template refuses messages, later system messages among them are folded. Raises TemplateRefused,
+        RenderedTooLong.
         """
         messages = [self._known(message) for message in chat.messages]
+        if not self._shows_broken_calls:
+            messages = [_with_objects(message) for message in messages]
         if self._loses_results:
             messages = _with_results(messages)
+        try:
+            return self._render(chat, messages, max_chars)
+        except TemplateRefused as error:
+            folded = _with_system_first(messages)
+            if type(error) is not TemplateRefused or folded == messages:
+                raise
+        return self._render(chat, folded, max_chars)
+
+    def _render(self, chat: Chat, messages: Sequence[Message], max_chars: int) -> str:
+        """Render messages as they are. Raises TemplateRefused, RenderedTooLong."""
         if chat.continue_final_message:
-            messages[-1] = {**messages[-1], "content": f"{messages[-1].get('content', '')}{_END} "}
+            last = {**messages[-1], "content": f"{messages[-1].get('content', '')}{_END} "}
+            messages = [*messages[:-1], last]
         if self._takes_parts:
             messages = [_in_parts(message) for message in messages]
         values = {
@@ -304,7 +338,9 @@ class ChatTemplate:
             return False
 
     def _known(self, message: Message) -> Message:
-        """Replace OpenAI's newer name of a system message, for templates that do not know it."""
+        """Replace OpenAI's newer name of a system message, for templates that do not know it, and name reasoning."""
+        if (reasoning := message.get("reasoning_content")) is not None:
+            message = {**message, **dict.fromkeys(REASONING, reasoning)}
         return message if message["role"] != "developer" or self._has_developer else {**message, "role": "system"}
 
 
@@ -424,6 +460,20 @@ def _in_parts(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
+def _with_objects(message: Message) -> Message:
+    """Replace the arguments of calls that are a text by an empty object."""
+    if not message.get("tool_calls"):
+        return message
+    calls: list[Any] = []
+    for call in message["tool_calls"]:
+        match call:
+            case {"function": {"arguments": str(), **function}, **others}:
+                calls.append({**others, "function": {**function, "arguments": {}}})
+            case _:
+                calls.append(call)
+    return {**message, "tool_calls": calls}
+
+
 def _with_results(messages: Iterable[Message]) -> list[Message]:
     """Turn results of tools into turns of the user, for templates that drop or refuse such messages."""
     found: list[Message] = []
@@ -434,6 +484,35 @@ def _with_results(messages: Iterable[Message]) -> list[Message]:
         else:
             found += some
     return found
+
+
+def _with_system_first(messages: Sequence[Message]) -> list[Message]:
+    """Fold system messages for templates that accept only a first system message.
+
+    Those at the beginning become one message. A later one joins the turn of the user or the result of a tool before
+    it, or the turn of the user behind it, or is one, so that what stands before it, and its cache, stays as it is.
+    """
+    folded: list[Message] = []
+    takes_more = False  # the last one is a turn of the user that a system message has joined
+    for message in messages:
+        before = folded[-1]["role"] if folded else ""
+        if message["role"] not in _SYSTEM_ROLES:
+            joins, after = takes_more and message["role"] == "user", False
+        elif before in ("", *_SYSTEM_ROLES):
+            joins, after = bool(before), False
+        else:
+            message = {"role": "user", "content": f"<system>\n{message.get('content', '')}\n</system>"}
+            joins, after = before in ("user", "tool"), before != "tool"
+        if joins:
+            folded[-1] = _joined(folded[-1], message)
+        else:
+            folded.append(message)
+        takes_more = after
+    return folded
+
+
+def _joined(first: Message, second: Message) -> Message:
+    return {**first, "content": "\n\n".join(filter(None, [first.get("content"), second.get("content")]))}
 
 
 def _variables_of(tree: nodes.Template) -> set[str]:

@@ -19,6 +19,7 @@ from weft_cli.key_commands import key_app
 from weft_cli.limit_commands import limit_app, usage
 from weft_cli.options import (
     AllowedHosts,
+    CorsOrigins,
     DataDir,
     Files,
     GatewayUrl,
@@ -30,6 +31,7 @@ from weft_cli.options import (
     TlsDir,
     checked_data_dir,
     checked_hosts,
+    checked_origins,
     gateway_of,
     kinds,
     names_of,
@@ -149,6 +151,7 @@ def up(
     directory: DataDir = None,
     auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
     allowed_hosts: AllowedHosts = None,
+    cors_origins: CorsOrigins = None,
     prefix_sharing: PrefixSharing = True,
     file_root: Annotated[
         Path | None,
@@ -171,6 +174,8 @@ def up(
 
     - `weft up`  with what was applied before
     """
+    if auth and (allowed_hosts or not prefix_sharing):
+        raise BadInput("--allowed-hosts and --no-prefix-sharing have no effect with --auth", "leave them out")
     with long_lived_imports():
         from weft_cli.up import up as run
 
@@ -179,6 +184,7 @@ def up(
         port=port,
         auth=auth,
         allowed_hosts=checked_hosts(allowed_hosts),
+        cors_origins=checked_origins(cors_origins, auth=auth),
         prefix_sharing=prefix_sharing,
         file_root=_existing(file_root),
         files=files or [],
@@ -230,6 +236,7 @@ def serve(
     ] = None,
     auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
     allowed_hosts: AllowedHosts = None,
+    cors_origins: CorsOrigins = None,
     prefix_sharing: PrefixSharing = True,
     executor: Annotated[
         str | None, typer.Option(help="How the runner computes; default: the runner's own.", hidden=True)
@@ -257,6 +264,7 @@ def serve(
         port=port,
         auth=auth,
         allowed_hosts=checked_hosts(allowed_hosts),
+        cors_origins=checked_origins(cors_origins, auth=auth),
         prefix_sharing=prefix_sharing,
         executor=executor,
         log_level=log_level.value,

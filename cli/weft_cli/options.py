@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -34,7 +35,9 @@ KINDS = {
     "runners": "runners",
     "runner": "runners",
 }
-DATA_DIR_HELP = "Where the stack keeps everything. Default: $WEFT_DATA_DIR, else ~/.local/state/weft."
+DATA_DIR_HELP = (
+    "Where the stack keeps everything. Default: $WEFT_DATA_DIR, else $XDG_STATE_HOME/weft, else ~/.local/state/weft."
+)
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help=DATA_DIR_HELP, show_default=False, rich_help_panel=WHERE)
@@ -111,6 +114,16 @@ PrefixSharing = Annotated[
 ]
 
 
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        help="An origin whose pages may call the API, as https://app.example.com, or * with --auth; repeatable.",
+    ),
+]
+_ORIGIN = re.compile(r"\*|https?://[^/ ]+")
+
+
 class LogLevel(StrEnum):
     """What every component takes as `--log-level`."""
 
@@ -134,6 +147,19 @@ def checked_hosts(given: list[str] | None) -> tuple[str, ...]:
         return tuple(host_name(name) for text in given or () for name in text.split(","))
     except ValueError as error:
         raise BadInput(f"--allowed-hosts: {error}") from error
+
+
+def checked_origins(given: list[str] | None, *, auth: bool) -> tuple[str, ...]:
+    """Return the origins of --cors-origin. Raises BadInput; without keys also for *: any page could call the API."""
+    for origin in given or ():
+        if not _ORIGIN.fullmatch(origin):
+            raise BadInput(f"--cors-origin: expected SCHEME://HOST[:PORT] or *, got {origin!r}")
+        if origin == "*" and not auth:
+            raise BadInput(
+                "--cors-origin: * lets every page that somebody opens call an API without keys",
+                "name the origins, as --cors-origin http://localhost:3000, or ask for keys with --auth",
+            )
+    return tuple(given or ())
 
 
 def running_data_dir(given: Path | None) -> Path:

@@ -100,6 +100,7 @@ def serve(
     print_only: bool,
     exit_after: bool,
     allowed_hosts: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
     prefix_sharing: bool = True,
 ) -> int:
     """Serve what the command line names. Returns the exit code; raises CommandError."""
@@ -113,7 +114,7 @@ def serve(
 
     roots = (Path.cwd(), *(folder.absolute() for folder in request.folders))
     options = Options(
-        data_dir, port, auth, Path("/"), executor, log_level, allowed_hosts=allowed_hosts,
+        data_dir, port, auth, Path("/"), executor, log_level, allowed_hosts=allowed_hosts, cors_origins=cors_origins,
         prefix_sharing=prefix_sharing, adapter_roots=roots,
     )  # fmt: skip
     return run_stack(options, manifests(downloaded(served), gpu=gpu), exit_after=exit_after, keep=False)

@@ -60,6 +60,7 @@ def up(
     executor: str | None,
     log_level: str,
     allowed_hosts: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
     prefix_sharing: bool = True,
     runner: tuple[str, ...] = RUNNER,
 ) -> int:
@@ -73,8 +74,8 @@ def up(
     objects = load_manifests(files) if files else []
     root = file_root or root_of(files)
     options = Options(
-        data_dir, port, auth, root, executor, log_level, allowed_hosts=allowed_hosts, prefix_sharing=prefix_sharing,
-        runner=runner,
+        data_dir, port, auth, root, executor, log_level, allowed_hosts=allowed_hosts, cors_origins=cors_origins,
+        prefix_sharing=prefix_sharing, runner=runner,
     )  # fmt: skip
     return run_stack(options, objects, questions, exit_after=exit_after)
 

@@ -174,6 +174,31 @@ WEATHER: Any = {
 }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_strict_tool_holds_where_a_call_is_not_required(client: openai.OpenAI, stream: bool) -> None:
+    """The model repeats the user's text."""
+    wrong = '<tool_call>{"name": "other", "arguments": {"b": 1}}</tool_call>'
+    messages: Any = [{"role": "user", "content": wrong}]
+    bound: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for strict, name, keys in ((False, "other", {"b"}), (True, "w", {"a"})):
+        tool = {"type": "function", "function": {"name": "w", "parameters": bound, "strict": strict}}
+        asked: Any = {
+            "model": DEMO[0].model,
+            "messages": messages,
+            "tools": [tool],
+            "max_tokens": 200,
+            "temperature": 0,
+        }
+        if stream:
+            with client.chat.completions.stream(**asked) as events:
+                answer = events.get_final_completion()
+        else:
+            answer = client.chat.completions.create(**asked)
+        (call,) = answer.choices[0].message.tool_calls or ()
+        assert (answer.choices[0].finish_reason, call.function.name) == ("tool_calls", name)
+        assert json.loads(call.function.arguments).keys() == keys
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
 def test_a_tool_is_called_where_the_request_asks_for_it(client: openai.OpenAI, choice: Any) -> None:
     asked: Any = {"model": DEMO[1].model, "messages": [{"role": "user", "content": "hello"}], "temperature": 1.0}

@@ -64,6 +64,20 @@ async def test_choices_likelihoods_penalties_and_shared_prompts_are_the_same_to_
     assert split.metric("runner", "weft_runner_prefix_reused_tokens_total") > 0
 
 
+async def test_a_prompt_that_the_prompt_runner_knows_is_counted_as_reused(split: Stack) -> None:
+    await eventually(lambda: phases_apart(split))
+    body = {"model": MODELS[1], "prompt": f"again and {LONG}", "max_tokens": 8, "logit_bias": {"1": -100}}
+    before = split.metric("runner", "weft_runner_handed_over_total")
+    async with httpx2.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {split.key}"}) as client:
+        answers = [await client.post(f"{split.url}/v1/completions", json=body, timeout=PATIENCE_S) for _ in range(2)]
+    first, second = (answer.json()["usage"] for answer in answers)
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (first, second)]
+    assert cached[0] == 0
+    assert second["prompt_tokens"] - 16 <= cached[1] < second["prompt_tokens"], "all but the last page"
+    assert split.metric("runner", "weft_runner_handed_over_total") - before == 2
+    await until_idle(split, 2)
+
+
 async def test_an_answer_of_one_token_and_a_client_that_disconnects_leave_nothing_behind(split: Stack) -> None:
     assert len(await choices_of(split, {"model": MODELS[0], "prompt": LONG, "max_tokens": 1})) == 1
     async with httpx2.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {split.key}"}) as client:

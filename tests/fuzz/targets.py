@@ -99,6 +99,7 @@ CHATS: Sequence[Any] = (
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
         "chat_template_kwargs": {"enable_thinking": True}, "add_generation_prompt": False,
         "continue_final_message": True, "documents": [{"title": "t"}], "reasoning_effort": "low",
+        "prediction": {"type": "content", "content": [{"type": "text", "text": "u"}]},
     },
 )  # fmt: skip
 COMPLETED: Sequence[Any] = (

@@ -33,7 +33,8 @@ LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 SERVICES = ("gateway", "scheduler", "supervisor", "predictor", "gpu-runner", "depot", "batch")
 # What is read, built, or started by name -> the tests that do it.
 UNIMPORTED: Sequence[tuple[str, Sequence[str]]] = (
-    ("charts/*", ("tests/unit/api", "tests/unit/chart", "tests/integration/chart")),
+    ("charts/*", ("tests/unit/chart", "tests/integration/chart")),
+    ("crds/*", ("tests/unit/api", "tests/integration/chart")),
     ("weft/wire/v1/*", ("tests/unit/wire", "tests/integration/wire")),
     ("kernels/weft_kernels/cpu/src/*", ("tests/kernels/cpu",)),
     ("weft/store/migrations/*", ("tests/integration/store",)),

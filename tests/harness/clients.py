@@ -34,6 +34,7 @@ class Client(NamedTuple):
 
 CLIENTS = (
     Client("use_litellm.py", ("litellm==1.106.2", "mcp==2.3.0")),  # its tools import mcp
+    Client("use_anthropic.py", ("anthropic==2.14.0",)),
     Client("use_langchain_openai.py", ("langchain-openai==1.7.3", "langchain-core==1.7.2")),
     Client("use_llama_index.py", ("llama-index-llms-openai-like==0.8.1",)),
     Client("use_instructor.py", ("instructor==1.17.0",)),
@@ -64,19 +65,19 @@ def missing(client: Client) -> str:
 
 def use(client: Client, url: str) -> None:
     """Run a client's script against `url` (without `/v1`). Raises AssertionError with what the script printed."""
-    home = _environment(client)
+    home = environment(client)
     script = SCRIPTS / client.script
     if client.node:  # modules are looked for beside the script
         script = Path(shutil.copy(script, home))
     command = [home / "bin" / ("node" if client.node else "python"), script, f"{url}/v1"]
     if client.java:
         command = ["java", "-cp", f"{home}/lib/*", *command[1:]]
-    environment = {**os.environ, **OFFLINE}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, env=environment, check=False)
+    variables = {**os.environ, **OFFLINE}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, env=variables, check=False)
     assert done.returncode == 0, f"{client.script}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
 
 
-def _environment(client: Client) -> Path:
+def environment(client: Client) -> Path:
     """Return the folder of the client's packages, installed if they are not yet. Raises CalledProcessError."""
     name = hashlib.sha256(json.dumps([PYTHON, *client[1:]]).encode()).hexdigest()[:12]
     home = cache() / "clients" / f"{Path(client.script).stem}-{name}"

@@ -31,8 +31,9 @@ PROCESSES = (
     "weft_operator.kubernetes", "weft_predictor_train", "weft_sim speed",
 )  # fmt: skip
 OF_OTHERS = {  # flags of kubectl, helm and podman
-    "all", "cascade", "create-namespace", "for", "force", "force-conflicts", "from-literal", "raw", "replicas",
-    "server-side", "set", "take-ownership", "timeout", "type", "values", "wait",
+    "all", "cascade", "create-namespace", "dry-run", "field-manager", "for", "force", "force-conflicts", "from-literal",
+    "ignore-not-found", "overwrite", "raw", "replicas", "server-side", "set", "take-ownership", "timeout", "type",
+    "values", "wait",
 }  # fmt: skip
 TESTED = ("docs/features.md", "docs/threat-model.md")  # what they say is shown by tests
 SHORT_CELLS = ("docs/features.md", "docs/reference/")

@@ -125,6 +125,7 @@ class FakeRunner(RunnerServicer):
         self.address = ""
         self.autopilot = True
         self.answer: Callable[[runner_pb2.Start], Sequence[int]] = lambda _: ()
+        self.reused: Callable[[runner_pb2.Start], int] = lambda _: 0  # tokens of the prompt
         self.state: Callable[[runner_pb2.Start], bytes] = lambda _: b""
         self.outboxes: list[SendQueue[runner_pb2.RunnerToGateway]] = []
         self.inbox: asyncio.Queue[runner_pb2.GatewayToRunner] = asyncio.Queue()
@@ -162,8 +163,9 @@ class FakeRunner(RunnerServicer):
         self.step(start, len(tokens), [], ends)
 
     def step(
-        self, start: runner_pb2.Start, position: int, tokens: Sequence[int], finish: Any = 0, doublings: int = 0
-    ) -> None:
+        self, start: runner_pb2.Start, position: int, tokens: Sequence[int], finish: Any = 0, doublings: int = 0,
+        draft_use: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
         self.iteration += 1
         logprobs = [likely(start, position + i, token) for i, token in enumerate(tokens) if start.sampling.logprobs]
         step = runner_pb2.Step(
@@ -171,6 +173,8 @@ class FakeRunner(RunnerServicer):
             counters=[start.epoch.counter], positions=[position], tokens=tokens, token_counts=[len(tokens)],
             finish_reasons=[finish], doublings=[doublings],
             logprobs=[runner_pb2.SequenceLogprobs(tokens=logprobs)],
+            cached_tokens=[0 if position else self.reused(start)],
+            accepted_draft_tokens=draft_use[:1], rejected_draft_tokens=draft_use[1:],
         )  # fmt: skip
         self.send(step=step)
 
@@ -224,7 +228,7 @@ class FakeBatch(BatchServicer):
         self.asked: list[Any] = []  # but for uploads
         self.job = batch_pb2.BatchJob()
         self.job_owner: str | None = None  # None: of whoever asks
-        self.refuses: tuple[grpc.StatusCode, str] | None = None
+        self.refuses: tuple[Any, ...] | None = None  # code, details, trailing metadata
         self.uploading, self.broken_uploads = asyncio.Event(), 0
         self.outbox: SendQueue[batch_pb2.BatchToGateway] = SendQueue()
         self.inbox: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()

@@ -276,6 +276,57 @@ def test_results_of_tools_are_turns_of_the_user_where_a_template_would_drop_or_r
     assert of_weft(place, {"messages": [*USER, answer, *CALLED[2:]]}) == of_transformers(place, theirs)
 
 
+def of(**content_by_role: str) -> list[dict[str, Any]]:
+    """Messages in their order; a number behind a role tells two of one role apart."""
+    return [{"role": role.rstrip("0123456789"), "content": content} for role, content in content_by_role.items()]
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "gemma3", "llama2"])
+@pytest.mark.parametrize(
+    ("messages", "folded"),
+    [
+        (of(system="a", developer="b", user="c"), of(system="a\n\nb", user="c")),
+        (
+            of(user="a", system="b", assistant="c", user2="d"),
+            of(user="a\n\n<system>\nb\n</system>", assistant="c", user2="d"),
+        ),
+        (
+            of(system="a", user="b", assistant="c", developer="d", system2="e", user2="f"),
+            of(system="a", user="b", assistant="c", user2="<system>\nd\n</system>\n\n<system>\ne\n</system>\n\nf"),
+        ),
+        (
+            of(user="a", assistant="b", system="c", assistant2="d"),
+            of(user="a", assistant="b", user2="<system>\nc\n</system>", assistant2="d"),
+        ),
+    ],
+)
+def test_later_system_messages_are_folded_where_a_template_refuses_them(
+    family: str, messages: list[dict[str, Any]], folded: list[dict[str, Any]], folder: Path, tmp_path: Path
+) -> None:
+    place = in_config(folder, FAMILIES[family], tmp_path)
+    assert of_weft(place, {"messages": messages}) == of_transformers(place, {"messages": folded}) != "refused"
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "mistral"])
+def test_a_system_message_behind_a_result_joins_it(family: str, folder: Path, tmp_path: Path) -> None:
+    """A turn of the user there would end the chain of calls: templates refuse it, or drop earlier reasoning."""
+    place = in_config(folder, FAMILIES[family], tmp_path)
+    joined = {**CALLED[-1], "content": "sun\n\n<system>\nc\n</system>"}
+    ours = of_weft(place, {"messages": [*CALLED, *of(system="c")]})
+    assert ours == of_transformers(place, {"messages": [*CALLED[:-1], joined]}) != "refused"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3.1", "chatml"])
+def test_later_system_messages_stay_where_a_template_takes_them(family: str, folder: Path, tmp_path: Path) -> None:
+    place, request = in_config(folder, FAMILIES[family], tmp_path), {"messages": of(system="a", user="b", system2="c")}
+    assert of_weft(place, request) == of_transformers(place, request) != "refused"
+
+
+def test_what_a_template_refuses_after_folding_is_refused(folder: Path, tmp_path: Path) -> None:
+    place = in_config(folder, FAMILIES["gemma3"], tmp_path)
+    assert of_weft(place, {"messages": of(user="a", user2="b", system="c")}) == "refused"
+
+
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_a_construct_renders_as_in_transformers(name: str, folder: Path, tmp_path: Path) -> None:
     template, request = CONSTRUCTS[name]

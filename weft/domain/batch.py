@@ -160,6 +160,8 @@ class BatchJob:
     metadata: Metadata = field(default_factory=dict[str, str])
     prompt_tokens: Any64 = 0  # of its completed lines
     completion_tokens: Any64 = 0
+    cached_tokens: Any64 = 0  # of the prompts
+    reasoning_tokens: Any64 = 0  # of the answers
 
 
 # ------------------------------------------------------------------ lines
@@ -200,6 +202,8 @@ class LineResult:
     body: Body
     prompt_tokens: Tokens = 0
     completion_tokens: Tokens = 0
+    cached_tokens: Tokens = 0
+    reasoning_tokens: Tokens = 0
 
 
 @dataclass(frozen=True, slots=True)

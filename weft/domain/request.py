@@ -76,6 +76,7 @@ class FailReason(Enum):
     LOAD_FAILED = "load_failed"
     RUNNER_ERROR = "runner_error"
     KV_LOST = "kv_lost"  # it did not get from one runner to the other
+    RUNNER_FULL = "runner_full"  # that runner's disk has no room for the adapter
 
 
 class EndReason(Enum):
@@ -87,6 +88,7 @@ class EndReason(Enum):
     UNKNOWN_ADAPTER = "unknown_adapter"  # the depot does not have the digest
     KV_LOST = "kv_lost"  # it did not get from one runner to the other
     GRAMMAR = "grammar"  # it does not compile here, or no token of this model can follow: elsewhere neither
+    RUNNER_FULL = "runner_full"  # this runner's disk has no room for the adapter
 
 
 class RejectReason(Enum):
@@ -99,6 +101,7 @@ class RejectReason(Enum):
     ADAPTER_FAILED = "adapter_failed"
     UNKNOWN_ADAPTER = "unknown_adapter"
     SLO_UNATTAINABLE = "slo_unattainable"  # its first token would come later than the pool's objective
+    RUNNER_FULL = "runner_full"  # no runner that could load the adapter has room for it on its disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,7 @@ class Start:
     priority: Priority = Priority.INTERACTIVE
     model_name: ModelName = ""  # that the client asked for: the runner's metrics name adapters by it
     traceparent: Trace = ""  # W3C trace context of a request that is sampled
+    draft: Listed[Any32] = ()  # tokens that the caller expects of the answer: guesses, which change no token
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +272,19 @@ class Frozen:
     emitted_tokens: Tokens
 
 
+class DraftUse(NamedTuple):
+    """Tokens of a caller's draft that steps guessed: accepted tokens, and rejected tokens."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+
 class SequenceTokens(NamedTuple):
     """The tokens that a step produced for one sequence. `position`: index of the first one in the answer.
 
     `logprobs`: one for each token where the request asked for them. `doublings`: of the reservation so far.
+    `cached_tokens`: of the prompt, that were reused instead of computed; 0 except beside the epoch's first token.
+    `draft_use`: of the step, where it guessed tokens of the request's draft; the accepted tokens come first.
     """
 
     request_id: str
@@ -281,6 +294,8 @@ class SequenceTokens(NamedTuple):
     finish: FinishReason | None = None
     doublings: int = 0
     logprobs: Sequence[TokenLogprob] = ()
+    cached_tokens: int = 0
+    draft_use: DraftUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class PoolRoute:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     chat_template: Text = ""  # in place of the base's, as a Route's
     chat_template_fault: Detail = ""
+    checks_drafts: bool = False  # all its Ready runners do; before the first one: not known, and true
 
 
 _served_of = attrgetter(*(field.name for field in fields(PoolRoute)))
@@ -95,12 +96,12 @@ class PoolSpec(PoolRoute):
         """Whether attainment is measured."""
         return bool(self.slo_ttft_s or self.slo_token_time_s)
 
-    def route(self, ready_runners: int, max_context_tokens: int) -> PoolRoute:
+    def route(self, ready_runners: int, max_context_tokens: int, *, checks_drafts: bool = False) -> PoolRoute:
         """The part that gateways get while the pool has these runners; 0 tokens: none has reported, and the declared
         ones count."""
         served = PoolRoute(*_served_of(self))
         tokens = max_context_tokens or self.max_context_tokens
-        return replace(served, ready_runners=ready_runners, max_context_tokens=tokens)
+        return replace(served, ready_runners=ready_runners, max_context_tokens=tokens, checks_drafts=checks_drafts)
 
     @property
     def split(self) -> bool:

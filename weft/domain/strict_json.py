@@ -5,6 +5,7 @@ import re
 from typing import Any, NoReturn
 
 MAX_VALUES = 4_000_000  # a tokenizer of 256,000 tokens has 2 million; each takes up to 100 bytes of memory
+MAX_CONTAINERS = 1 << 17  # arrays and objects of a request: parsing them holds the interpreter for up to 60 ms
 
 JsonObject = dict[str, Any]
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -30,6 +31,11 @@ def parse_object(raw: bytes, *, max_bytes: int) -> JsonObject:
     if not isinstance(value, dict):
         raise JsonError("the top level is not an object")
     return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def too_many_containers(raw: bytes) -> bool:
+    """Whether a request may hold more than `MAX_CONTAINERS` arrays and objects; [ and { inside of texts count, too."""
+    return raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS
 
 
 def is_int(value: object) -> bool:

@@ -48,9 +48,11 @@ class StoredResult:
     record: bytes
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
-_COLUMNS = tuple(field.name for field in fields(StoredResult))
+_COLUMNS = tuple(field.name for field in fields(StoredResult) if field.name in BatchResultRow.__table__.columns)
 _column_values = attrgetter(*_COLUMNS)
 
 
@@ -328,7 +330,7 @@ async def _add_counts(connection: AsyncConnection, new: Iterable[StoredResult]) 
     sums: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(_COUNTS))
     for result in new:
         ok = result.succeeded
-        added = (int(ok), int(not ok), ok * result.prompt_tokens, ok * result.completion_tokens)
+        added = (int(ok), int(not ok), *(ok * getattr(result, name) for name in _TOKENS))
         sums[result.batch_id] = [a + b for a, b in zip(sums[result.batch_id], added, strict=True)]
     for batch_id, added in sums.items():
         await _change(
@@ -364,7 +366,8 @@ def _row(new: NewBatch, batch_id: str, now_unix_ms: int) -> dict[str, Any]:
     }
 
 
-_COUNTS = ("completed", "failed", "prompt_tokens", "completion_tokens")
+_TOKENS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
+_COUNTS = ("completed", "failed", *_TOKENS)
 _TIMES = (
     "created", "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
 )  # fmt: skip

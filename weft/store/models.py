@@ -160,6 +160,8 @@ class BatchRow(Base):
     failed: Mapped[int] = mapped_column(BigInteger)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    reasoning_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     line_index: Mapped[bytes] = mapped_column(
         LargeBinary
     )  # where lines begin in the input (weft_batch.core.input_lines)

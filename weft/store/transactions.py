@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.orm import DeclarativeBase
 
 from weft.store.database import turns_of
-from weft.store.errors import DatabaseDamaged, StoreBusy, StoreUnavailable, Unstorable
+from weft.store.errors import DatabaseDamaged, StoreBusy, StoreFull, StoreUnavailable, Unstorable
 from weft.tasks import run_to_end
 from weft.turnstile import Turnstile
 
@@ -41,6 +41,7 @@ LEAVE_S = 5.0  # that a transaction may take once its caller is cancelled; longe
 PAUSE_S = 0.01  # before the second try; grows by as much with each, jittered
 RACES = frozenset(("40001", "40P01"))  # serialization_failure, deadlock_detected
 LOCKED = "55P03"  # lock_not_available
+DISK_FULL = "53100"  # disk_full
 DATA, INTEGRITY, STATEMENT = "22", "23", "42"  # classes of SQLSTATE: the row itself twice, our own mistake
 
 
@@ -129,6 +130,8 @@ def _raise_store_error(error: Exception) -> None:
         raise Unstorable(_message(error)) from error
     if state in RACES or state == LOCKED or _is_sqlite_busy(error) or isinstance(error, PoolTimeout):
         raise StoreBusy(_message(error)) from error
+    if state == DISK_FULL or _sqlite_code(error) == sqlite3.SQLITE_FULL:
+        raise StoreFull(_message(error)) from error
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     if lost or isinstance(error, OSError | TimeoutError | OperationalError):
         raise StoreUnavailable(_message(error)) from error
@@ -139,8 +142,12 @@ def _raise_store_error(error: Exception) -> None:
 
 def _is_sqlite_busy(error: Exception) -> bool:
     """Whether others held SQLite's file, or a table of it, for all of the busy timeout."""
-    code = getattr(error.orig, "sqlite_errorcode", None) if isinstance(error, DBAPIError) else None
-    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _sqlite_code(error: Exception) -> int:
+    """Return SQLite's primary code of an error; 0 for an error without one."""
+    return (getattr(error.orig, "sqlite_errorcode", 0) & 0xFF) if isinstance(error, DBAPIError) else 0
 
 
 def _message(error: Exception) -> str:

@@ -12,7 +12,7 @@ from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, NewFile, Purpose
 from weft.domain.text import quoted
 from weft.domain.turns import TenantSlots
 from weft.store import batches, files, responses
-from weft.store.errors import Absent, Conflict, NotPossible, OverQuota, StoreBusy, StoreError, Superseded
+from weft.store.errors import Absent, Conflict, NotPossible, OverQuota, StoreBusy, StoreError, StoreFull, Superseded
 from weft.store.transactions import PLATFORM, in_turn_of
 from weft.telemetry.logs import kv
 from weft.wire.codec import batch as codec
@@ -22,7 +22,7 @@ from weft.wire.streams import serve_stream
 from weft.wire.v1 import batch_pb2 as pb
 from weft.wire.v1.batch_pb2_grpc import BatchServicer
 from weft_batch import metrics
-from weft_batch.errors import StorageError
+from weft_batch.errors import StorageError, StorageFull
 from weft_batch.inputs import blocks
 from weft_batch.server import REPLACED, BatchServer
 from weft_batch.tenant_files import now_unix_ms
@@ -169,6 +169,9 @@ class BatchCalls(BatchServicer):
         except Superseded as error:
             self._server.give_up(error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{REPLACED}; try again")
+        except (StoreFull, StorageFull) as error:
+            self._server.met_full(error)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), (codec.STORAGE_FULL,))
         except StoreBusy as error:
             metrics.STORE_FAILURES.inc()
             log.warning("call not answered: the store is busy", extra=kv(error=error))

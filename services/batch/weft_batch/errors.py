@@ -1,7 +1,8 @@
 """What can go wrong with file storage.
 
 StorageError
-├── StorageUnavailable  it cannot be read or written now (full disk, no server): try again later
+├── StorageUnavailable  it cannot be read or written now: try again later
+│   └── StorageFull     its disk is full: make room
 └── BytesMissing        the file's bytes are not there
 """
 
@@ -12,6 +13,10 @@ class StorageError(Exception):
 
 class StorageUnavailable(StorageError):
     """Storage cannot be read or written now."""
+
+
+class StorageFull(StorageUnavailable):
+    """The disk of file storage is full: what is stored can be read, and nothing written."""
 
 
 class BytesMissing(StorageError):

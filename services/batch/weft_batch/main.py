@@ -86,7 +86,9 @@ async def _serve(
     shared = settings.database != ""
     limits = TenantQuotas(tenant_bytes=settings.tenant_bytes)
     server = BatchServer(engine, term, storage, limits, tracer=spans)
-    probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.trouble)
+    probes = Probes(
+        settings.probes, lambda: "draining" if stop.is_set() else server.trouble, shortages=server.shortages
+    )
     probes.start()
     with contextlib.closing(probes):
         await server.load(sole=not shared)

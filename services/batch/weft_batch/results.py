@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from weft.domain.batch import LineResult
 from weft.store import batches
 from weft.store.batches import MAX_RESULTS, StoredResult
-from weft.store.errors import StoreUnavailable
+from weft.store.errors import StoreFull, StoreUnavailable
 from weft.store.transactions import WRITER, in_turn_of
 from weft.telemetry.logs import kv
 from weft_batch import metrics
@@ -44,7 +44,7 @@ def answer_record(result: LineResult, custom_id: str | None) -> StoredResult:
     return StoredResult(
         result.batch_id, result.line, 200 <= result.status < 300,
         _record(result.batch_id, result.line, custom_id, response, "null"), result.prompt_tokens,
-        result.completion_tokens,
+        result.completion_tokens, result.cached_tokens, result.reasoning_tokens,
     )  # fmt: skip
 
 
@@ -75,8 +75,11 @@ def _text(value: object) -> str:
 class ResultWriter:
     """The one writer of results."""
 
-    def __init__(self, engine: AsyncEngine, term: int, on_stored: Callable[[Sequence[StoredResult]], None]) -> None:
-        self._engine, self._term, self._on_stored = engine, term, on_stored
+    def __init__(
+        self, engine: AsyncEngine, term: int, on_stored: Callable[[Sequence[StoredResult]], None],
+        on_full: Callable[[StoreFull], None],
+    ) -> None:  # fmt: skip
+        self._engine, self._term, self._on_stored, self._on_full = engine, term, on_stored, on_full
         self._waiting: list[StoredResult] = []
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -119,12 +122,15 @@ class ResultWriter:
             try:
                 with in_turn_of(WRITER):
                     await batches.add_results(self._engine, self._term, part)
+            except StoreFull as error:
+                self.trouble = None  # it serves what is stored
+                self._on_full(error)
             except StoreUnavailable as error:
                 self.trouble = f"store: {error}"
                 metrics.STORE_FAILURES.inc()
                 log.error("results not stored: trying again", extra=kv(pause_s=pause_s, error=error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
             else:
                 self.trouble = None
                 return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)

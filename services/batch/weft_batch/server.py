@@ -33,11 +33,12 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send
 from weft.machine_shell import MachineShell
 from weft.store import batches, fencing_terms, responses
 from weft.store.batches import StoredResult, UnfinishedBatch
-from weft.store.errors import Conflict, StoreUnavailable, Superseded
+from weft.store.errors import Conflict, StoreFull, StoreUnavailable, Superseded
 from weft.store.files import ROLE
 from weft.store.transactions import in_turn_of
 from weft.telemetry.invariants import InvariantViolated
 from weft.telemetry.logs import kv
+from weft.telemetry.probes import Shortages
 from weft.telemetry.tracing import RequestSpan, Tracer
 from weft.turnstile import Turnstile
 from weft.wire.codec.batch import GATEWAY_TO_BATCH, in_messages
@@ -47,7 +48,7 @@ from weft.wire.v1 import batch_pb2 as pb
 from weft_batch import metrics
 from weft_batch.core import batches as machine
 from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineIndex, read_line
-from weft_batch.errors import BytesMissing, StorageError
+from weft_batch.errors import BytesMissing, StorageError, StorageFull
 from weft_batch.inputs import InputFile, InputLines, blocks, parse_piece
 from weft_batch.output_files import OutputFiles
 from weft_batch.results import MAX_PAUSE_S, MIN_PAUSE_S, ResultWriter, answer_record, bad_line_record, failure_record
@@ -105,7 +106,8 @@ class BatchServer:
     ) -> None:  # fmt: skip
         self._tracer = tracer
         self.core = machine.Batches(lines_in_flight=lines_in_flight)
-        self._writer = ResultWriter(engine, term, self._stored)
+        self.shortages = Shortages()
+        self._writer = ResultWriter(engine, term, self._stored, self.met_full)
         self.engine, self.term, self.storage, self.limits = engine, term, storage, limits
         self.files = TenantFiles(engine, term, storage, limits, self._spawn)
         self._lines = InputLines(storage)
@@ -119,6 +121,12 @@ class BatchServer:
         self._shell = MachineShell(self.core, self._perform, handle=self._handle, on_failure=self._closed.set)
         self._counters = machine.LineCounters()
         self.replaced = False
+
+    def met_full(self, error: Exception) -> None:
+        """Note that something could not be stored, for want of room."""
+        metrics.STORE_FAILURES.inc()
+        self.shortages.note(f"storage is full: {error}")
+        log.error("not stored: storage is full", extra=kv(error=error))
 
     @property
     def trouble(self) -> str | None:
@@ -314,6 +322,8 @@ class BatchServer:
                 with in_turn_of(batch.namespace):
                     async with self._jobs.turn(batch.namespace):
                         return await work()
+            except (StoreFull, StorageFull) as error:
+                self.met_full(error)
             except (StoreUnavailable, Conflict, StorageError) as error:
                 metrics.STORE_FAILURES.inc()
                 log.error(what, extra=kv(batch_id=batch.job.batch_id, pause_s=pause_s, error=error))

@@ -10,8 +10,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from weft.files import sync_folder
-from weft_batch.errors import BytesMissing, StorageUnavailable
+from weft.files import is_disk_full, sync_folder
+from weft_batch.errors import BytesMissing, StorageFull, StorageUnavailable
 
 TEMPORARY = ".tmp"
 
@@ -124,4 +124,5 @@ def _storage_errors() -> Generator[None]:
     except FileNotFoundError as error:
         raise BytesMissing("the file's bytes are not in storage") from error
     except OSError as error:
-        raise StorageUnavailable(f"file storage: {error.strerror or error}") from error
+        kind = StorageFull if is_disk_full(error) else StorageUnavailable
+        raise kind(f"file storage: {error.strerror or error}") from error

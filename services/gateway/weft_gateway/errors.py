@@ -14,6 +14,7 @@
     |- QuotaSpent      429    wait for the next day, or ask for a higher quota
     |- ServiceUnavailable 503    try again: something is missing that is expected back
     |- QuotaReached    429    delete files, or wait for batches to end
+    |- InsufficientStorage 507 try again once there is room on the disk that the code names
     |- NotConfigured   501    configure what this installation lacks
     `- Internal        500    report a bug
 
@@ -194,6 +195,12 @@ class QuotaReached(ApiError):
     status, kind, code = 429, RATE_LIMIT, "quota_exceeded"
 
 
+class InsufficientStorage(ApiError):
+    """A disk of this installation has no room for what the request has to write; `code` says which."""
+
+    status, kind, code = 507, SERVER, "storage_full"
+
+
 class NotConfigured(ApiError):
     """This installation lacks what the request needs."""
 
@@ -211,6 +218,7 @@ _STATUS: Mapping[str, type[ApiError]] = {
     "too_large": BadRequest,
     "model_not_found": BadRequest,
     "adapter_failed": Internal,
+    "runner_full": InsufficientStorage,
     "grammar_failed": BadRequest,
     "internal_error": Internal,
 }

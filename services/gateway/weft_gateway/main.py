@@ -118,6 +118,7 @@ async def probing(listen: str, state: AppState) -> AsyncGenerator[Probes]:
         listen,
         lambda: on_loop(not_ready_reason()),
         metrics=lambda authorization: on_loop(metrics_of(state, authorization)),
+        shortages=state.manager.shortages,
     )
     with contextlib.closing(probes):
         probes.start()
@@ -162,6 +163,6 @@ def server_config(state: AppState, bound: ConnectionBound) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         proxy_headers=False,  # nobody asks who the client is
-        timeout_keep_alive=60,
+        timeout_keep_alive=state.settings.keep_alive_seconds,
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )

@@ -78,6 +78,9 @@ class GatewaySettings(ProcessSettings):
         description="how long running answers may finish after SIGTERM (half of it: open connections are served); after"
         " SIGINT 0.5 s",
     )
+    keep_alive_seconds: int = Field(
+        120, ge=1, le=3600, description="how long a connection waits for its next request; longer than proxies do"
+    )
     max_in_flight: int = Field(2000, ge=1, le=10_000, description="requests at once; beyond it 429 with Retry-After")
     max_body_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="of a request's body; beyond it 413")
     cors_origins: list[str] = Field(

@@ -37,9 +37,10 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.folder, self._edited = folder, None
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for file in filter(lambda file: (ROOT / file).is_file(), listed.split("\0")[:-1]):
+        for file in filter(lambda file: (ROOT / file).is_file() or (ROOT / file).is_symlink(), listed.split("\0")[:-1]):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, folder / file)  # no link: a test may write into what it takes for the checkout
+            # no new link: a test may write into what it takes for the checkout
+            shutil.copy(ROOT / file, folder / file, follow_symlinks=False)
         (folder / ".venv").symlink_to(ROOT / ".venv")
 
     def environment(self) -> Mapping[str, str]:

@@ -69,7 +69,7 @@ def input_file(count: int, first: int = 0) -> bytes:
 def answer(run: RunLine, status: int = 200) -> LineResult:
     """What a gateway would have answered: the request, echoed."""
     body = json.dumps({"echo": json.loads(run.body)}).encode()
-    return LineResult(run.batch_id, run.line, status, f"req-{run.line}", body, 3, 4)
+    return LineResult(run.batch_id, run.line, status, f"req-{run.line}", body, 3, 4, 2, 1)
 
 
 @dataclass

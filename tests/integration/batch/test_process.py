@@ -8,19 +8,23 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc.aio
+import httpx2
 import pytest
 
 from conftest import SEED
 from harness.other_constants import NO_OTHERS, Constants, command
 from harness.ports import free_addresses
 from harness.processes import started
+from harness.small_disk import fill
 from harness.waiting import PATIENCE_S, soon
 from tests.integration.batch.conftest import Client, PlayedGateway, answer, input_file, input_line
 from weft.domain.batch import BatchStatus
+from weft.wire.codec.batch import STORAGE_FULL
 from weft.wire.streams import channel
 from weft.wire.v1.batch_pb2_grpc import BatchStub
 from weft_batch.main import main
@@ -177,25 +181,15 @@ async def test_a_file_streams_both_ways_whatever_its_size(tmp_path) -> None:
             assert peak_memory(process) - before < 48 * MIB
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    """A folder on a file system of 4 MiB."""
-    folder = tmp_path / "files"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False).returncode:
-        pytest.skip("no mount of a tmpfs: run as root, in a container with CAP_SYS_ADMIN")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
 async def test_a_full_disk_refuses_uploads_and_loses_no_result(tmp_path, small_disk) -> None:
     address = free_addresses(1)[0]
     with service(tmp_path, address):
         async with connected(address) as (client, gateway):
             gateway.answers = lambda _run: None
             job = await client.submit(input_file(50))
-            with pytest.raises(grpc.aio.AioRpcError, match=r"(?s)UNAVAILABLE.*No space left on device"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"(?s)UNAVAILABLE.*No space left on device") as refused:
                 await client.upload(itertools.repeat(b"x" * MIB, 6))
+            assert STORAGE_FULL in tuple(refused.value.trailing_metadata())
             await gateway.until(lambda it: len(it.kept) == 50)
             filler = small_disk / "filler"
             with suppress(OSError), filler.open("wb", 0) as file:
@@ -208,6 +202,27 @@ async def test_a_full_disk_refuses_uploads_and_loses_no_result(tmp_path, small_d
             ended = await client.ended(job.batch_id)
             assert len(await client.lines(ended.output_file_id)) == ended.completed == 50
             assert set(gateway.runs.values()) == {1}
+
+
+async def test_a_full_disk_of_the_store_is_named_at_once_and_heals_without_a_restart(tmp_path, small_disk) -> None:
+    address, probes = free_addresses(2)
+    at = ("--data-dir", str(small_disk), "--listen", address, "--probes", probes)
+    with started(*command("weft_batch", NO_OTHERS), *at):
+        async with connected(address) as (client, gateway):
+            gateway.answers = lambda _run: None
+            file = await client.upload(input_file(1))
+            filler = fill(small_disk)
+            for call in (client.upload(b"{}"), client.create(file.file_id)):
+                began = time.monotonic()
+                with pytest.raises(grpc.aio.AioRpcError, match=r"(?s)UNAVAILABLE.*full") as refused:
+                    await call
+                assert STORAGE_FULL in tuple(refused.value.trailing_metadata())
+                assert time.monotonic() - began < 1
+            async with httpx2.AsyncClient() as http:
+                ready = await http.get(f"http://{probes}/readyz")
+            assert (ready.status_code, "storage is full" in ready.text) == (200, True)
+            filler.unlink()
+            await client.upload(b"{}")
 
 
 @pytest.mark.parametrize(

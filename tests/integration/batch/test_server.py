@@ -38,6 +38,7 @@ async def test_a_batch_runs_from_upload_to_output(world) -> None:
         ended = await client.ended(job.batch_id)
     assert (ended.status, ended.total, ended.completed, ended.failed) == (BatchStatus.COMPLETED, 50, 50, 0)
     assert (ended.prompt_tokens, ended.completion_tokens, ended.error_file_id) == (150, 200, "")
+    assert (ended.cached_tokens, ended.reasoning_tokens) == (100, 50)
     assert set(gateway.runs.values()) == {1}
     lines = await client.lines(ended.output_file_id)
     assert [line["custom_id"] for line in lines] == [f"id-{i}" for i in range(50)]

@@ -18,7 +18,7 @@ from weft_cli.client import Controller
 from weft_cli.main import main
 from weft_operator.local import persistence
 
-CRDS = Path(__file__).parents[3] / "charts" / "weft" / "files" / "crds"
+CRDS = Path(__file__).parents[3] / "crds"
 DIGEST = "sha256:" + "a" * 64
 MANY = """
 apiVersion: serving.weft.dev/v1alpha1
@@ -455,6 +455,11 @@ def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
         (["up", "--file-root", "/nowhere"], "is not a folder"),
         (["up", "--port", "99999"], "--port"),
         (["up", "--allowed-hosts", "gpu-box,http://x"], "--allowed-hosts: expected NAME"),
+        (["up", "--auth", "--allowed-hosts", "gpu-box"], "no effect with --auth"),
+        (["up", "--auth", "--no-prefix-sharing"], "no effect with --auth"),
+        (["up", "--cors-origin", "https://a/"], "--cors-origin: expected SCHEME://HOST[:PORT] or *, got 'https://a/'"),
+        (["up", "--cors-origin", "*"], "or ask for keys with --auth"),
+        (["serve", "x", "--cors-origin", "*"], "or ask for keys with --auth"),
         (["predictor"], "weft predictor train DATA"),
         (["families", "-o", "xml"], "expected -o wide, got xml"),
         (["nope"], "No such command"),

@@ -19,6 +19,7 @@ from harness.gateway_peers import FakeBatch
 from harness.grpc_server import listening
 from harness.spans import in_memory, traceparent_of
 from weft.wire import upload_rate
+from weft.wire.codec.batch import STORAGE_FULL
 from weft.wire.v1 import batch_pb2, batch_pb2_grpc, common_pb2, scheduler_pb2
 from weft_gateway.openai import LINES_AT_ONCE, LineRunner
 
@@ -239,11 +240,15 @@ async def test_the_official_client_creates_reads_lists_and_cancels_a_batch(made:
         completed_unix_s=150,
         prompt_tokens=5,
         completion_tokens=7,
+        cached_tokens=4,
+        reasoning_tokens=3,
     )
     batch = await client.batches.retrieve(BATCH_ID)
     assert (batch.output_file_id, batch.completed_at) == ("file-2", 150)
     assert batch.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 1}
     assert (batch.usage.input_tokens, batch.usage.output_tokens, batch.usage.total_tokens) == (5, 7, 12)
+    details = batch.usage.input_tokens_details, batch.usage.output_tokens_details
+    assert [one.to_dict() for one in details] == [{"cached_tokens": 4}, {"reasoning_tokens": 3}]
 
     made.batch.job = job(status=batch_pb2.BATCH_STATUS_FAILED, errors=[batch_pb2.BatchError(code="c", message="m")])
     page = await client.batches.list(limit=5, after="batch_0")
@@ -296,6 +301,25 @@ async def test_refusals_of_the_service_have_their_status_and_a_busy_store_is_ask
                 assert code != "ABORTED" or response.headers["retry-after"] == "1"
 
 
+async def test_full_storage_is_a_507_and_readiness_names_it(made: Batched) -> None:
+    made.batch.refuses = grpc.StatusCode.UNAVAILABLE, "database or disk is full", (STORAGE_FULL,)
+    async with made.world.http() as http:
+        assert (await http.get("/readyz")).text == "ok\n"
+        for response in (
+            await post_form(made, form(PURPOSE, FILE)),
+            await http.post(
+                "/v1/batches", json={"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"}
+            ),
+        ):
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (507, "batch_full")
+            assert "storage is full: database or disk is full" in error["message"]
+        answer = (await http.post("/v1/responses", json={"model": "tiny", "input": "hello"})).json()
+        assert (answer["store"], answer["store_error"]["code"]) == (False, "batch_full")
+        ready = await http.get("/readyz")
+        assert (ready.status_code, ready.text) == (200, "ok, but batch_full\n")
+
+
 async def test_without_a_batch_service_the_answer_says_what_to_configure(world: World) -> None:
     async with world.http() as http:
         for path in ("/v1/files", "/v1/batches"):
@@ -308,10 +332,12 @@ async def test_without_a_batch_service_the_answer_says_what_to_configure(world: 
 
 
 async def test_a_line_is_answered_as_its_client_would_be_and_counts_as_a_batch_request(made: Batched) -> None:
+    made.world.runner.reused = lambda _: 2
     result, body = await made.answer(BODY)
     direct = await made.world.client().completions.create(**BODY)
     assert (result.status, body["choices"][0]["text"]) == (200, ANSWER)
-    assert body["usage"] == direct.usage.model_dump(include=body["usage"].keys())  # type: ignore[union-attr]
+    assert body["usage"] == direct.usage.model_dump(exclude_unset=True)  # type: ignore[union-attr]
+    assert (result.cached_tokens, result.reasoning_tokens) == (2, 0)
     assert (result.prompt_tokens, result.completion_tokens) == (
         body["usage"]["prompt_tokens"],
         body["usage"]["completion_tokens"],

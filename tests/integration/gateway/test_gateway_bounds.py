@@ -186,6 +186,21 @@ async def test_a_large_head_within_the_bound_and_a_large_body_pass(world: World)
         assert large.json()["error"]["code"] == "context_length_exceeded"
 
 
+async def test_a_connection_without_a_request_is_closed_after_the_time_that_is_set(
+    parts: World, tmp_path: Path
+) -> None:
+    """Longer than proxies hold theirs by default: 60 s, and 90 s of Go's clients."""
+    assert parts.settings(tmp_path).keep_alive_seconds > 90
+    async with serving(parts, parts.settings(tmp_path, keep_alive_seconds=1)) as world:
+        reader, writer = await connected(world)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in await soon(reader.readline())
+        answered = time.monotonic()
+        await asyncio.wait_for(reader.read(), 50.0)
+        assert time.monotonic() - answered > 0.9
+        writer.close()
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HT"], ids=["nothing", "half a head"])
 async def test_a_head_that_never_ends_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(bounded_http, "HEAD_SECONDS", 0.05)
@@ -198,19 +213,23 @@ async def test_a_head_that_never_ends_is_given_up(world: World, monkeypatch: pyt
 
 async def test_an_answer_under_way_outlives_the_heads_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.runner.autopilot = False
-    reader, writer = await connected(world)
+    healthz = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    (reader, writer), (other_reader, other_writer) = await connected(world), await connected(world)
+    other_writer.write(healthz)
+    assert await soon(other_reader.readuntil(b"ok\n"))
     body = orjson.dumps(TEXT)
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     start = await world.runner.next("start")
-    overdue = asyncio.Event()
-    late = bounded_http.BoundedHttp._head_overdue
-    monkeypatch.setattr(bounded_http, "HEAD_SECONDS", 0.02)
-    monkeypatch.setattr(bounded_http.BoundedHttp, "_head_overdue", lambda self: (late(self), overdue.set()))
-    writer.write(b"GET /healthz HT")  # a head ahead of its turn
-    await soon(overdue.wait())
+    monkeypatch.setattr(bounded_http, "HEAD_SECONDS", 0.0)
+    writer.write(healthz[:15])  # a head ahead of its turn
+    await until(lambda: any(each._answering and each._head_bytes for each in world.server.server_state.connections))
+    other_writer.write(healthz)  # the loop has turned behind the deadline when this is answered
+    assert await soon(other_reader.readuntil(b"ok\n"))
     world.runner.answer_whole(start)
     assert b" 200 " in await soon(reader.readline())
+    assert b" 408 " in await soon(reader.read())
+    other_writer.close()
     writer.close()
 
 

@@ -43,6 +43,17 @@ async def test_a_whole_answer_has_every_choice_in_order_and_counts_the_prompt_on
     assert answer.usage.completion_tokens == sum(len(three.tokens(text)) for text in ANSWERS)
 
 
+async def test_the_tokens_that_the_first_choice_reused_are_the_cached_ones_of_its_prompt(three: World) -> None:
+    """Choices after the first choice reuse its prompt."""
+    three.runner.reused = lambda start: (1 if start.request_id.endswith(".1/2") else 2) + start.sampling.choice % 2
+    client, body = three.client(), BODY | {"prompt": ["hello", "dear"]}
+    whole: Any = await client.completions.create(**body)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = [chunk async for chunk in await client.completions.create(**body, stream=True, stream_options=options)]
+    found = [answer.usage.prompt_tokens_details.cached_tokens for answer in (whole, chunks[-1], chunks[-2])]
+    assert found == [2 + 1] * 3
+
+
 async def test_the_choices_of_a_stream_carry_their_index_and_each_has_its_finish(three: World) -> None:
     stream = await three.client().chat.completions.create(
         model="tiny", messages=HELLO, n=3, max_tokens=3, stream=True, stream_options={"include_usage": True}
@@ -100,6 +111,8 @@ async def test_a_choice_that_is_refused_before_the_first_byte_is_the_requests_er
     world.scheduler.autopilot = False
     asked = asyncio.create_task(world.client().completions.create(**BODY, stream=stream))
     submits = [await world.scheduler.next("submit") for _ in range(3)]
+    waiting = {"model_name": "tiny", "reason": "capacity"}
+    assert world.gateway.registry.get_sample_value("vllm:num_requests_waiting_by_reason", waiting) == 3
     reject = scheduler_pb2.Reject(
         request_id=submits[1].request_id, reason=scheduler_pb2.Reject.QUEUE_FULL, retry_after_ms=2500
     )
@@ -110,6 +123,9 @@ async def test_a_choice_that_is_refused_before_the_first_byte_is_the_requests_er
     assert caught.value.code == "queue_full"
     assert [headers[name] for name in ("retry-after", "retry-after-ms", "x-should-retry")] == ["3", "2500", "true"]
     await world.settled()
+    rejections = {"model_name": "tiny", "reason": "max_num_queued_reqs"}
+    assert world.gateway.registry.get_sample_value("vllm:admission_rejections_total", rejections) == 1
+    assert world.gateway.registry.get_sample_value("vllm:num_requests_waiting_by_reason", waiting) == 0
     outcomes = [world.scheduler.outcomes[submit.request_id] for submit in submits]
     cancelled, failed = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_FAILED
     assert [(one.error, one.finish) for one in outcomes] == [("", cancelled), ("queue_full", failed), ("", cancelled)]
@@ -178,6 +194,8 @@ async def test_a_choice_counts_as_a_request_at_the_bound(parts: World, tmp_path:
         refused = await http.post("/v1/completions", json=BODY | {"n": 2})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert world.gateway.machine.admission.in_flight == 3, "what was refused counts no more"
+        rejections = {"model_name": "-", "reason": "max_num_queued_reqs"}
+        assert world.gateway.registry.get_sample_value("vllm:admission_rejections_total", rejections) == 1
         fits = asyncio.create_task(http.post("/v1/completions", json=BODY | {"n": 1}))
         starts.append(await world.runner.next("start"))
         for start in starts:

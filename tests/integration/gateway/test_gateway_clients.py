@@ -55,6 +55,9 @@ async def test_batches_of_token_ids_are_answered_and_more_prompts_than_the_gatew
         )
         wrong = TEXT | {"prompt": ["a", "b" * 9000]}
         refused(await http.post("/v1/completions", json=wrong), 400, "context_length_exceeded", "prompt[1]")
+        full = {"model": "tiny", "prompt": [270] * 512}  # no room for an answer of a length that nobody chose
+        message = (await http.post("/v1/completions", json=full)).json()["error"]["message"]
+        assert "requested 513 tokens (512 in the prompt, 1 in the completion)" in message
         assert world.gateway.machine.admission.in_flight == 0
 
 
@@ -191,10 +194,27 @@ async def test_texts_and_chats_are_tokenised_and_back(world: World) -> None:
 
 async def test_probes_and_versions_of_other_servers_are_answered(world: World) -> None:
     async with world.http() as http:
-        assert [(await http.get(path)).status_code for path in ("/health", "/ping")] == [200, 200]
+        for path in ("/health", "/ping", "/healthz", "/readyz", "/v1/models"):
+            got, head = await http.get(path), await http.head(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-length"] == str(len(got.content)), path
         assert (await http.post("/ping")).status_code == 200
         assert (await http.get("/load")).json() == {"server_load": 0}
         assert (await http.get("/version")).json()["version"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_a_slash_at_the_end_of_a_path_changes_no_answer_and_redirects_nobody(world: World, path: str) -> None:
+    """Behind a proxy that ends TLS a redirect would name http://."""
+    asked = {"model": "tiny", "prompt": "hello"} if path == "/v1/completions" else {"model": "tiny", "messages": HELLO}
+    asked |= {"max_tokens": 9} if path == "/v1/messages" else {}
+    asked = {"model": "tiny", "input": "hello"} if path == "/v1/responses" else asked
+    async with world.http() as http:
+        answer = await http.post(f"{path}/", json=asked, headers={"x-forwarded-proto": "https"})
+        assert (answer.status_code, answer.json()["model"]) == (200, "tiny")
+        beyond = await http.post(f"{path}//", json=asked)
+        assert (beyond.status_code in (404, 405), "location" in beyond.headers) == (True, False)
+        assert (await http.get("/v1/models/")).json() == (await http.get("/v1/models")).json()
 
 
 async def test_a_gzip_body_is_unpacked_within_the_bound(parts: World, tmp_path: Path) -> None:
@@ -220,6 +240,7 @@ async def test_pages_of_the_origins_that_are_set_may_call_the_api_and_no_others(
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, app["origin"])
         answer = await http.post(path, json={"model": "tiny", "messages": HELLO}, headers=app)
         assert answer.headers["access-control-allow-origin"] == app["origin"]
+        assert {"x-request-id", "weft-ignored"} <= {*answer.headers["access-control-expose-headers"].split(", ")}
         other = await http.options(path, headers=asking | {"origin": "https://other.example.com"})
         assert "access-control-allow-origin" not in other.headers
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
@@ -237,3 +258,26 @@ async def test_every_answer_names_the_weights_that_made_it(world: World) -> None
                 assert response.headers["x-weft-model-digest"] == digest
                 body = response.text.split("\n\n")[0].removeprefix("data: ") if stream else response.text
                 assert orjson.loads(body)["system_fingerprint"] == digest[: len("sha256:") + 16]
+
+
+@pytest.mark.parametrize("asked", [{"prompt": "hello"}, {"messages": HELLO}], ids=["completion", "chat"])
+async def test_each_choice_names_the_weights_that_sampled_its_tokens_where_a_client_asks(
+    world: World, asked: dict[str, Any]
+) -> None:
+    """Adapter and base, in the last chunk of a stream. A token without a text counts."""
+    adapter = "sha256:" + "a" * 64
+    path = "/v1/chat/completions" if "messages" in asked else "/v1/completions"
+    world.runner.answer = lambda start: [*world.tokens("hello" * (1 + start.sampling.choice)), 1]
+    async with world.http() as http:
+        for model, digest in (("tiny", world.base_digest), ("acme/upper", adapter)):
+            body = {"model": model, "n": 2, "max_tokens": 9, "return_weight_versions": True, **asked}
+            whole = (await http.post(path, json=body)).json()["choices"]
+            lines = (await http.post(path, json=body | {"stream": True})).text.split("\n\n")
+            events = [orjson.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            choices = [choice for event in events for choice in event["choices"]]
+            ends = sorted((one for one in choices if one["finish_reason"]), key=lambda one: one["index"])
+            about = {"version": digest, "base_version": world.base_digest, "start": 0}
+            expected = [[about | {"end": len(world.tokens("hello" * n)) + 1}] for n in (1, 2)]
+            assert [choice["weight_versions"] for choice in whole] == expected
+            assert [choice["weight_versions"] for choice in ends] == expected
+            assert sum("weight_versions" in choice for choice in choices) == 2

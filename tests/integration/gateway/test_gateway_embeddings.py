@@ -51,6 +51,23 @@ async def test_a_model_without_a_head_embeds_and_generates_nothing(vectors: Worl
         await client.completions.create(model="tiny", prompt="north")
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        *((path, {"input": "north"}) for path in ("/v1/embeddings", "/pooling", "/v1/responses/input_tokens")),
+        ("/rerank", {"query": "north", "documents": ["east"]}),
+        ("/score", {"text_1": "north", "text_2": "east"}),
+        ("/tokenize", {"prompt": "north"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "north"}]}),
+    ],
+)
+async def test_answers_of_one_piece_name_what_was_ignored(vectors: World, path: str, asked: dict[str, Any]) -> None:
+    async with httpx2.AsyncClient(base_url=vectors.url, timeout=PATIENCE_S) as http:
+        answer = await http.post(path, json=asked | {"model": "tiny", "request_id": "mine"})
+    assert (answer.status_code, answer.headers["weft-ignored"]) == (200, "request_id")
+
+
 async def test_a_vector_in_base64_is_fp32(vectors: World) -> None:
     async with httpx2.AsyncClient(base_url=vectors.url, timeout=PATIENCE_S) as http:
         body = {"model": "tiny", "input": "north", "encoding_format": "base64"}

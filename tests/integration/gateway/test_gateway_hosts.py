@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
+from weft.domain.routes import Route, Routes
 from weft.wire.v1 import supervisor_pb2
 from weft_gateway.core import Gateway, GatewayConfig
 from weft_gateway.main import probing
@@ -95,10 +96,13 @@ async def test_the_openapi_document_is_made_once(world: World) -> None:
 
 def test_metrics_without_a_key_cost_the_same_for_any_number_of_models() -> None:
     def calls(models: int) -> int:
-        metrics = GatewayMetrics(Gateway(GatewayConfig(), "gateway", lambda _: b""), CollectorRegistry())
+        gateway = Gateway(GatewayConfig(), "gateway", lambda _: b"")
+        routes = [Route(f"acme/{number}", "acme", "team/base", "sha256:a") for number in range(models)]
+        gateway.routes.take(Routes(1, True, routes=tuple(routes)))
+        metrics = GatewayMetrics(gateway, CollectorRegistry())
         metrics.count_request(None, 401)
-        for number in range(models):
-            metrics.count_request(f"acme/{number}", 200)
+        for route in routes:
+            metrics.count_request(route.model_name, 200)
         count = 0
 
         def counted(*_: object) -> None:
@@ -112,6 +116,7 @@ def test_metrics_without_a_key_cost_the_same_for_any_number_of_models() -> None:
             sys.setprofile(None)
         assert b'weft_gateway_requests_total{model="-",status="401"} 1.0' in text
         assert b"acme/" not in text
+        assert f'model="acme/{models - 1}"'.encode() in metrics.exposition(None)
         return count
 
     assert calls(1) == pytest.approx(calls(150), rel=0.05)

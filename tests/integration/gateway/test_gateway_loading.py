@@ -97,6 +97,7 @@ async def loading(parts: World, tmp_path: Path) -> AsyncIterator[Loading]:
         ({"base_model_name": "other"}, 400, "invalid_parameter", "there are: tiny"),
         ({"is_3d_lora_weight": True}, 400, "invalid_parameter", "is_3d_lora_weight"),
         ({"pinned": False}, 400, "unsupported_parameter", "pinned"),
+        ({"request_id": "mine"}, 400, "unsupported_parameter", "request_id"),
         (
             {"lora_name": "kept", "lora_path": "s3://bucket/kept", "load_inplace": True},
             400,
@@ -106,7 +107,9 @@ async def loading(parts: World, tmp_path: Path) -> AsyncIterator[Loading]:
         ({"lora_path": "oci://ghcr.io/acme/x:1"}, 400, "invalid_parameter", "takes a folder, hf://"),
         ({"lora_path": "file:x"}, 400, "invalid_parameter", "takes a folder, hf://"),
         ({"lora_path": "/nul\0"}, 400, "invalid_parameter", "cannot be read"),
-        ({"lora_path": "~nobody-here/x"}, 400, "invalid_parameter", "cannot be read"),
+        ({"lora_path": "~nobody-here/x"}, 404, "path_not_allowed", "is not below"),
+        ({"lora_path": "~root/x"}, 404, "path_not_allowed", "is not below"),
+        ({"lora_path": "CIRCLE"}, 404, "path_not_allowed", "is not below"),
         ({"lora_path": "/etc"}, 404, "path_not_allowed", "is not below"),
         ({"lora_path": "ROOT/../beside"}, 404, "path_not_allowed", "is not below"),
         ({"lora_path": "ROOT/link"}, 404, "path_not_allowed", "is not below"),
@@ -132,7 +135,8 @@ async def test_what_cannot_be_loaded_is_refused_by_name(
     (root / "linked-tokenizer" / "tokenizer_config.json").symlink_to(beside / "adapter_config.json")
     os.mkfifo(root / "pipe" / "adapter_model.safetensors")
     asked = {"lora_name": "new", "lora_path": "/nowhere", **body}
-    asked["lora_path"] = asked["lora_path"].replace("ROOT", str(root))
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    asked["lora_path"] = asked["lora_path"].replace("ROOT", str(root)).replace("CIRCLE", str(tmp_path / "circle"))
     found, error = await loading.post(LOAD, asked)
     assert (found, error["code"]) == (status, code)
     assert says in error["message"]

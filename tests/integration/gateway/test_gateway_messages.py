@@ -1,5 +1,6 @@
 """Anthropic's Messages API: texts, tools, events, errors in its form; the model is played."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,14 @@ def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
             case _:
                 assert event["type"] in ("content_block_stop", "message_stop")
     for index, text in inputs.items():
-        message["content"][index]["input"] = orjson.loads(text)
+        message["content"][index]["input"] = json.loads(text)
     return message
 
 
 async def test_a_text_is_answered_whole_and_streamed_alike_and_its_tokens_are_counted(world: World) -> None:
     world.runner.answer = lambda _: world.tokens("dear reader")
-    body = ASKED | {"system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]}
+    text = {"messages": [{"role": "user", "content": "hel\nlo"}]}
+    body = ASKED | text | {"system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]}
     async with world.http() as http:
         whole = (await http.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"})).json()
         blocks = [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]
@@ -85,18 +87,33 @@ async def test_tools_are_used_and_their_results_go_back(parts: World, tmp_path: 
         assert prompts[2].endswith("21 degrees")
 
 
+USE: dict[str, Any] = {"type": "tool_use", "id": "1", "name": "weather", "input": {}}
 BAD = [
     ({"model": "acme/absent"}, 404, "not_found_error"),
     ({"messages": [{"role": "critic", "content": ""}]}, 400, "invalid_request_error"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error"),
     ({"max_tokens": None}, 400, "invalid_request_error"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "invalid_request_error"),
+    ({"tools": [{"type": "unknown_20250305", "name": "web_search"}]}, 400, "invalid_request_error"),
+    ({"thinking": {"type": "sometimes"}}, 400, "invalid_request_error"),
+    ({"output_config": {"format": {"type": "regex"}}}, 400, "invalid_request_error"),
+    ({"output_config": {"effort": "extreme"}}, 400, "invalid_request_error"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "", "x": 0}]}]}, 400, "invalid_request_error"),
-    ({"tools": [TOOL | {"defer_loading": False}]}, 400, "invalid_request_error"),
+    ({"tools": [TOOL | {"unknown": False}]}, 400, "invalid_request_error"),
     ({"tools": [TOOL], "tool_choice": {"type": "any", "x": 0}}, 400, "invalid_request_error"),
     ({"tool_choice": {"type": "tool", "name": "time"}}, 400, "invalid_request_error"),
 ]
+
+
+async def test_the_header_names_what_was_ignored_whole_and_streamed(world: World) -> None:
+    world.runner.answer = lambda _: world.tokens("sunny")
+    hints = {"context_management": {"edits": [{"type": "x"}]}, "tools": [{"type": "web_search_20250305", "name": "w"}]}
+    async with world.http() as http:
+        for stream in (False, True):
+            plain = await http.post("/v1/messages", json=ASKED | {"stream": stream})
+            hinted = await http.post("/v1/messages", json=ASKED | hints | {"stream": stream})
+            assert "weft-ignored" not in plain.headers
+            assert hinted.headers["weft-ignored"] == "context_management, tools.web_search"
+            assert hinted.status_code == 200
 
 
 async def test_errors_have_anthropics_form(world: World) -> None:
@@ -106,6 +123,25 @@ async def test_errors_have_anthropics_form(world: World) -> None:
             answer = response.json()
             assert (response.status_code, answer["type"], answer["error"]["type"]) == (status, "error", kind), changes
             assert answer["error"]["message"]
+
+
+async def test_what_is_wrong_in_a_block_is_named_as_the_client_wrote_it(world: World) -> None:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}
+    kinds = "messages[1].content[1]: must be of type text, tool_use, tool_result or thinking"
+    wrong = [
+        (USE | {"input": "{"}, "assistant", "messages[1].content[1].input: must be an object"),
+        (result, "user", "messages[1].content[1].content: takes text parts only"),
+        ({"type": "thinking", "thinking": "why"}, "user", "messages[1].content[1]: must be of type"),
+        ({"type": "image", "source": {"type": "url"}}, "user", f"{kinds}; images and files are not served"),
+        ({"type": "tool_use", "id": "1", "input": {}}, "assistant", "messages[1].content[1].name: must be a string"),
+        ({"type": "tool_result"}, "user", "messages[1].content[1].tool_use_id: must be a string"),
+    ]
+    text = {"type": "text", "text": "a"}
+    async with world.http() as http:
+        for block, role, message in wrong:
+            messages = [*ASKED["messages"], {"role": role, "content": [text, block]}]
+            answer = await http.post("/v1/messages", json=ASKED | {"system": "Be brief.", "messages": messages})
+            assert (answer.status_code, answer.json()["error"]["message"][: len(message)]) == (400, message)
 
 
 async def test_a_stop_sequence_is_named(world: World) -> None:

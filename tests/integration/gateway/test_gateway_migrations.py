@@ -5,15 +5,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1.health import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
+from harness.certificates import Authority
 from harness.gateway_peers import FakeRunner, runner_server
 from harness.grpc_server import listening
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import SessionHello
+from weft.wire.tls import Tls
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_gateway.core import OpenSession, SessionAlive
@@ -130,7 +133,7 @@ async def test_the_end_of_a_session_is_told_once_unless_the_gateway_ended_it(*, 
     told = list[Connected | Received | Closed]()
     async with runner_server(FakeRunner("runner-1")) as runner:
         peer = Peer(Kind.RUNNER, "runner-1/runner-1-1")
-        opened_session = OpenSession(peer, runner.address, SessionHello("gateway-1", runner.id.incarnation))
+        opened_session = OpenSession(peer, runner.address, SessionHello("gateway-1", runner.id.incarnation), "acme/p")
         session = RunnerSession(opened_session, told.append, told.append, None)
         await until(lambda: told == [Connected(peer)])
         if by_the_runner:
@@ -154,7 +157,10 @@ async def test_a_checked_session_goes_on_where_the_runner_answers_and_ends_where
 
     async with listening(serve) as address:
         session = RunnerSession(
-            OpenSession(peer, address, SessionHello("gateway-1", runner.id.incarnation)), told.append, told.append, None
+            OpenSession(peer, address, SessionHello("gateway-1", runner.id.incarnation), "acme/p"),
+            told.append,
+            told.append,
+            None,
         )
         await until(lambda: told == [Connected(peer)])
         session.check()
@@ -163,6 +169,27 @@ async def test_a_checked_session_goes_on_where_the_runner_answers_and_ends_where
         await soon(session.closed())
     detail = "its lease ran out, and it does not answer: UNIMPLEMENTED"
     assert told[1] == (SessionAlive(peer) if answers else Closed(peer, detail))
+
+
+@pytest.mark.parametrize("namespaces", [(), ("globex",), ("acme", "globex")])
+async def test_a_session_is_with_a_runner_of_the_pools_namespace_or_with_none(namespaces, tmp_path: Path) -> None:
+    authority, told, runner = Authority(), list[Connected | Received | Closed](), FakeRunner("runner-1")
+    certificate, key = authority.issue("runner.weft.internal", *(f"{one}.runner.weft.internal" for one in namespaces))
+    credentials = grpc.ssl_server_credentials([(key, certificate)], authority.pem, require_client_auth=True)
+    gateway, peer = Tls(authority.folder(tmp_path, "gateway"), "gateway"), Peer(Kind.RUNNER, "runner-1/runner-1-1")
+    async with listening(lambda server: add_RunnerServicer_to_server(runner, server), credentials) as address:
+        opened_session = OpenSession(peer, address, SessionHello("gateway-1", runner.id.incarnation), "acme/p")
+        session = RunnerSession(opened_session, told.append, told.append, gateway)
+        await until(lambda: bool(told))
+        session.close()
+        await soon(session.closed())
+    if "acme" in namespaces:
+        assert told == [Connected(peer)]
+    else:
+        assert isinstance(told[0], Closed)
+        texts = "Hostname Verification Check failed", "acme.runner.weft.internal is not in peer certificate"  # gRPC's
+        assert any(text in told[0].reason for text in texts), told[0].reason
+    assert bool(runner.outboxes) == ("acme" in namespaces), "nothing of the request has reached it"
 
 
 # ---------------------------------------------------------------- the scheduler goes and comes back

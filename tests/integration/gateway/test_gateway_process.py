@@ -279,6 +279,57 @@ async def test_models_beyond_the_bound_share_a_label(
     assert "acme/upper" not in text
 
 
+async def test_series_end_with_their_model_and_pool_though_requests_run_on(
+    parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_gateway.shell.metrics.MAX_MODELS", 1)
+    answered = {f"weft_gateway_{name}": labels for name, labels in (
+        ("requests_total", ',status="200"'), ("tokens_total", ""), ("prompt_tokens_total", ""),
+        ("ttft_seconds_count", ',pool="team/base"'),
+    )}  # fmt: skip
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+
+        async def ask(model: str, **fields: object) -> str:
+            answer = await http.post("/v1/completions", json=TEXT | {"model": model, **fields})
+            assert answer.status_code == 200, answer.text
+            await world.settled()
+            return (await http.get("/metrics")).text
+
+        async def change(version: int, *models: str) -> str:
+            routes = world.routes(version)
+            for kept in [route for route in routes.routes if route.model_name not in models]:
+                routes.routes.remove(kept)
+            if not models:
+                del routes.pools[:]
+            world.scheduler.send_routes(routes)
+            await until(lambda: world.gateway.machine.routes.version == version)
+            return (await http.get("/metrics")).text
+
+        def shown(text: str, model: str) -> set[str]:
+            return {name for name, more in answered.items() if f'{name}{{model="{model}"{more}}}' in text}
+
+        assert shown(await ask("acme/upper"), "acme/upper") == answered.keys()
+        assert not shown(await ask("rival/secret"), "rival/secret")
+        world.runner.autopilot = False
+        running = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "acme/upper"}))
+        await world.runner.next("start")
+        await world.runner.next("start")
+        start = await world.runner.next("start")
+        assert "acme/upper" not in await change(2, "tiny", "rival/secret")
+        world.runner.answer_whole(start)
+        assert (await soon(running)).status_code == 200
+        world.runner.autopilot = True
+        text = await ask("rival/secret")
+        assert "acme/upper" not in text
+        assert shown(text, "rival/secret") == answered.keys(), "the label that was given back"
+        assert 'weft_gateway_requests_total{model="other",status="200"} 2.0' in text
+        await change(3, "tiny", "acme/upper")
+        again = await ask("acme/upper")
+        assert 'weft_gateway_requests_total{model="acme/upper",status="200"} 1.0' in again, "it begins at 0"
+        assert 'pool="team/base"' in again
+        assert 'pool="team/base"' not in await change(4)
+
+
 async def test_the_openapi_document_describes_both_requests(world: World) -> None:
     async with world.http() as http:
         document = (await http.get("/openapi.json")).json()
@@ -301,6 +352,8 @@ async def test_predictions_gather_while_one_is_under_way(world: World) -> None:
     asked = [asyncio.create_task(client.completions.create(model="tiny", prompt="hello")) for _ in range(5)]
     await until(lambda: world.gateway.machine.admission.arriving == 5)
     await until(lambda: len(world.predictor.batches) == 1)
+    client_of_predictor = world.gateway.manager._predictor
+    await until(lambda: sum(map(len, world.predictor.batches)) + len(client_of_predictor._waiting) == 5)
     world.predictor.go.set()
     await soon(asyncio.gather(*asked))
     first, *later = map(len, world.predictor.batches)

@@ -33,7 +33,7 @@ BAD_CHATS: Changes = {
     "context_length_exceeded": [{"max_tokens": 512}, {"max_completion_tokens": 512}],
     "invalid_parameter": [
         *({"n": value} for value in (0, 129, True)),
-        *({"temperature": value} for value in ("1", True)),
+        *({"temperature": value} for value in ("1", True, 1e39)),
         {"top_p": 0},
         {"frequency_penalty": 2.1},
         {"presence_penalty": "1"},
@@ -364,6 +364,22 @@ async def test_a_refused_body_that_comes_in_time_keeps_its_connection(world: Wor
     writer.write(b"x" * 91 + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
     assert b" 200 " in await soon(reader.readuntil(b"HTTP/1.1 200 OK\r\n"))
     writer.close()
+
+
+@pytest.mark.parametrize(("keys", "status"), [(False, b"415"), (True, b"401")])
+async def test_a_connection_that_ends_with_its_answer_ends_behind_the_body(
+    parts: World, tmp_path: Path, keys: bool, status: bytes
+) -> None:
+    parts.scheduler.routes = with_keys(parts)
+    async with serving(parts, parts.settings(tmp_path, auth=keys)) as world:
+        reader, writer = await half_a_body(world, "text/plain\r\nconnection: close")
+        assert status in await soon(reader.readline())
+        async with world.http() as http:
+            assert (await http.get("/healthz")).status_code == 200, "the loop has gone on"
+            assert len(world.server.server_state.connections) == 2
+        writer.write(b"x" * 91)
+        assert b'"error"' in await soon(reader.read())
+        await until(lambda: not world.server.server_state.connections)
 
 
 async def dribble(writer: asyncio.StreamWriter) -> None:

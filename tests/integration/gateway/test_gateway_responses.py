@@ -14,6 +14,7 @@ import orjson
 import pytest
 from openai.types.responses import ResponseInputMessageItem
 
+from harness.spans import in_memory
 from weft.domain.batch import MAX_CONVERSATION_BYTES
 from weft_gateway.openai import MAX_STORED_VALUES, MAX_VALUES
 from weft_gateway.shell import THREAD_BYTES
@@ -76,6 +77,7 @@ async def test_a_response_is_continued_read_and_forgotten(parts: World, tmp_path
     wide_context(parts)
     async with batched(parts, tmp_path) as made:
         client, world = made.world.client(), made.world
+        world.gateway.tracer, spans = in_memory(ratio=1.0)
         world.runner.answer = lambda _: world.tokens("dear reader")
         first = await client.responses.create(model="tiny", input="hello", instructions="Be brief.")
         async with client.responses.stream(
@@ -86,6 +88,9 @@ async def test_a_response_is_continued_read_and_forgotten(parts: World, tmp_path
         alone = await client.responses.create(model="tiny", input="hello", store=False)
         stored = [first.model_dump()["store"], second.model_dump()["store"], alone.model_dump()["store"]]
         assert stored == [True, True, False]
+        await world.settled()
+        conversations = [(span.attributes or {}).get("gen_ai.conversation.id") for span in spans.get_finished_spans()]
+        assert conversations == [first.id, first.id, first.id, None]
         prompts = [await world.prompt() for _ in range(4)]
         assert prompts[1] == "hello" + "dear reader" + "again"  # instructions are of one request
         assert prompts[2] == prompts[1] + "dear reader" + "once more"
@@ -152,7 +157,7 @@ async def test_an_answer_of_more_bytes_than_a_conversation_may_have_is_given_and
 ) -> None:
     wide_context(parts)
     async with batched(parts, tmp_path, max_body_bytes=2 * MAX_CONVERSATION_BYTES) as made:
-        reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * MAX_CONVERSATION_BYTES}]}
+        reasoning = {"type": "reasoning", "encrypted_content": "x" * MAX_CONVERSATION_BYTES}
         asked: Any = [reasoning, {"role": "user", "content": "hello"}]
         whole = await made.world.client().responses.create(model="tiny", input=asked)
         assert (whole.status, whole.model_dump()["store"], made.batch.responses) == ("completed", False, {})
@@ -172,11 +177,11 @@ async def test_what_is_stored_is_read_and_written_beside_the_loop(
 
         return call
 
-    errors = {"JSONDecodeError": orjson.JSONDecodeError}
-    json_module = SimpleNamespace(loads=noted(orjson.loads), dumps=noted(orjson.dumps), **errors)
+    names = {name: getattr(orjson, name) for name in ("Fragment", "JSONEncodeError")}
+    json_module = SimpleNamespace(loads=noted(orjson.loads), dumps=noted(orjson.dumps), **names)
     async with batched(parts, tmp_path) as made:
-        for module in ("responses", "schema"):
-            monkeypatch.setattr(f"weft_gateway.openai.{module}.orjson", json_module)
+        for module in ("openai.responses", "exact_json"):
+            monkeypatch.setattr(f"weft_gateway.{module}.orjson", json_module)
         client = made.world.client()
         long = "the stored text " * (THREAD_BYTES // 10)
         call = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": json.dumps([long])}
@@ -265,12 +270,18 @@ BAD = [
     ({"input": []}, "input"),
     ({"input": [{"type": "image"}]}, "input[0]"),
     ({"input": [{"role": "user", "content": "hi"}, {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
-    ({"input": [{"type": "item_reference"}]}, "input[0]"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
-    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+    ({"tools": [{"type": "unknown"}]}, "tools[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}], "instructions": "a"}, "input[0].content"),
+    ({"input": [{"type": "function_call_output", "call_id": "1", "output": [0]}]}, "input[0].output"),
+    ({"input": [{"type": "reasoning", "content": "why"}, USER]}, "input[0].content"),
+    ({"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}, USER]}, "input[0].summary"),
+    ({"input": [USER, {"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}]}, "input[1].arguments"),
+    ({"input": [USER, {"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[1].call_id"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"reasoning": {"unknown": "detailed"}}, "reasoning.unknown"),
+    ({"text": {"unknown": "low"}}, "text.unknown"),
     ({"text": {"format": {"type": "json_schema", "schema": {}, "x": 0}}}, "text.format.x"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ({"truncation": "auto"}, "truncation"),

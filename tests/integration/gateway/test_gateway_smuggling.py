@@ -110,6 +110,9 @@ LINES = [
     (400, b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n"),
     (400, b"CONNECT /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"),
     (200, b"GET /healthz HTTP/1.0\r\n\r\n"),
+    (505, b"GET /healthz\r\n\r\n"),
+    (505, b"GET /healthz HTTP/0.9\r\nhost: x\r\n\r\n"),
+    (505, b"GET /healthz HTTP/2.0\r\nhost: x\r\n\r\n"),
     (200, b"GET /healthz HTTP/1.0\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"),
 ]
 

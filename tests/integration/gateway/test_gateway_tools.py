@@ -145,6 +145,38 @@ async def test_reasoning_stands_beside_the_content_where_the_template_has_it(par
         assert ("reasoning_content" in message, message["content"]) == (False, "reader")
 
 
+async def test_each_api_counts_reused_tokens_of_the_prompt_and_tokens_of_the_reasoning(
+    parts: World, tmp_path: Path
+) -> None:
+    """Whole and streamed alike."""
+    parts.serve_model("{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think>' }}")
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        world.runner.answer, world.runner.reused = lambda _: world.tokens("why</think>hello"), lambda _: 4
+        n_prompt, n_answer = len(world.tokens("hello<think>")), len(world.tokens("why</think>hello"))
+        total = {"total_tokens": n_prompt + n_answer}
+        of_chat = total | {"prompt_tokens": n_prompt, "completion_tokens": n_answer}
+        of_chat |= {"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 3}}
+        of_response = total | {"input_tokens": n_prompt, "output_tokens": n_answer}
+        of_response |= {"input_tokens_details": {"cached_tokens": 4}, "output_tokens_details": {"reasoning_tokens": 3}}
+        of_message = {"input_tokens": n_prompt - 4, "output_tokens": n_answer, "cache_creation_input_tokens": 0}
+        of_message |= {"cache_read_input_tokens": 4, "output_tokens_details": {"thinking_tokens": 3}}
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        for path, asked, streamed, usage in (
+            ("/v1/chat/completions", {"messages": HELLO}, {"stream_options": options}, of_chat),
+            ("/v1/responses", {"input": "hello"}, {}, of_response),
+            ("/v1/messages", {"messages": HELLO, "max_tokens": 99}, {}, of_message),
+        ):
+            asked = {"model": "tiny", **asked}
+            assert (await http.post(path, json=asked)).json()["usage"] == usage
+            lines = (await http.post(path, json=asked | {"stream": True, **streamed})).text.splitlines()
+            events = [orjson.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            used = [of for event in events if (of := event.get("response", event).get("usage"))]
+            assert used[-1] == usage, path
+            assert not streamed or used[-2] == usage, "of the last chunk with text"
+        begun = {"output_tokens": 0, "output_tokens_details": {"thinking_tokens": 0}}
+        assert events[0]["message"]["usage"] == usage | begun
+
+
 @pytest.mark.parametrize(
     ("files", "rendered"),
     [
@@ -269,6 +301,37 @@ async def test_the_grammar_of_a_form_reaches_the_runner_and_no_other_does(world:
     assert "/[ab]+/" in (await world.runner.next("start")).sampling.grammar
     await client.chat.completions.create(model="tiny", messages=HELLO, response_format={"type": "text"})
     assert (await world.runner.next("start")).sampling.grammar == ""
+
+
+FORMS_OF_TOOLS: dict[str, dict[str, Any]] = {  # by path: a request, and what a tool's schema is called
+    "chat/completions": {"messages": HELLO},
+    "responses": {"input": "hello"},
+    "messages": {"messages": HELLO, "max_tokens": 9},
+}
+
+
+def tool_of(path: str, schema: Any, **more: Any) -> dict[str, Any]:
+    if path == "messages":
+        return {"name": "weather", "input_schema": schema, **more}
+    function = {"name": "weather", "parameters": schema, **more}
+    return {"type": "function", **(function if path == "responses" else {"function": function})}
+
+
+@pytest.mark.parametrize("path", FORMS_OF_TOOLS)
+async def test_a_strict_tool_is_bound_by_a_grammar_and_no_other_is(world: World, path: str) -> None:
+    schema, other = WEATHER["function"]["parameters"], {"properties": {"a": {"type": "string", "pattern": "(?=a)"}}}
+    async with world.http() as http:
+        for tool, bound in ((tool_of(path, schema), False), (tool_of(path, schema, strict=True), True)):
+            for stream in (False, True):
+                asked = {"model": "tiny", "tools": [tool], "stream": stream} | FORMS_OF_TOOLS[path]
+                assert (await http.post(f"/v1/{path}", json=asked)).status_code == 200
+                assert ("TEXT" in (await world.runner.next("start")).sampling.grammar) is bound
+        asked = {"model": "tiny", "tools": [tool_of(path, other, strict=True)]} | FORMS_OF_TOOLS[path]
+        error = (await http.post(f"/v1/{path}", json=asked)).json()["error"]
+        name = "input_schema" if path == "messages" else "parameters"
+        where = f"tools[0] (weather): {name}.properties.a.pattern: look-around"
+        assert error["message"].startswith(where), error
+        assert error.get("param", "tools[0]") == "tools[0]"
 
 
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -396,19 +459,37 @@ async def test_log_probabilities_and_token_ids_stand_beside_the_parts_of_an_answ
     assert sum(len(choice["logprobs"]["content"]) for choice in choices if choice["logprobs"]) == len(tokens)
 
 
-BAD = [
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
-    ({"tools": [{"type": "retrieval"}]}, "tools"),
-    ({"tools": [WEATHER, WEATHER]}, "tools"),
-    ({"tools": [WEATHER] * 129}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice"),
-    ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
-]
+ANONYMOUS = {"type": "function", "function": {"description": "of a city"}}
+
+
+def named(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+BAD: list[tuple[Any, str, str]] = [
+    ({"tools": [WEATHER, named("mcp:a")]}, "tools[1]", "tools[1] (mcp:a): name: must be 1 to 64 letters"),
+    ({"tools": [named("a" * 65)]}, "tools[0]", f"tools[0] ({'a' * 64}): name: must be 1 to 64 letters"),
+    ({"tools": [named("b"), named("a"), named("b")]}, "tools[2]", "tools[2] (b): name: must be another one than that"),
+    ({"tools": [named("a", parameters=[])]}, "tools[0]", "tools[0] (a): parameters: must be an object."),
+    ({"tools": [named("a", parameters={"type": "array"})]}, "tools[0]", "tools[0] (a): parameters.type: expected"),
+    ({"tools": [named("a", strict=1)]}, "tools[0]", "tools[0] (a): strict: must be true or false."),
+    ({"tools": [named("a", price=1)]}, "tools[0]", "tools[0] (a): price: is not supported; description, name, "),
+    ({"tools": [ANONYMOUS]}, "tools[0]", 'tools[0]: must be {"type": "function", "function": {"name": '),
+    ({"tools": [WEATHER] * 129}, "tools", "tools: must be a list of at most 128 functions."),
+    ({"tool_choice": "required"}, "tool_choice", "tool_choice asks for a call"),
+    ({"tools": [WEATHER], "tool_choice": named("time")}, "tool_choice", "tool_choice asks for a call"),
+    ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice", "tool_choice: must be"),
+]  # fmt: skip
 
 
 async def test_tools_that_are_none_are_refused_by_name(world: World) -> None:
     async with world.http() as http:
-        for changes, param in BAD:
+        for changes, param, message in BAD:
             body = {"model": "tiny", "messages": HELLO} | changes
-            refused(await http.post("/v1/chat/completions", json=body), 400, "invalid_parameter", param)
+            error = refused(await http.post("/v1/chat/completions", json=body), 400, "invalid_parameter", param)
+            assert error["message"].startswith(message)
+        flat, anthropic = '{"type": "function", "name": ', '{"name": "...", "description": '
+        for path, kind, form in (("responses", "function", flat), ("messages", "custom", anthropic)):
+            asked = {"model": "tiny", "tools": [tool_of(path, {}), {"type": kind}]} | FORMS_OF_TOOLS[path]
+            error = (await http.post(f"/v1/{path}", json=asked)).json()["error"]
+            assert error["message"].startswith(f"tools[1]: must be {form}")

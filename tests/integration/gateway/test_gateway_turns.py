@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft_gateway.openai import COMPLETIONS
-from weft_gateway.shell import ModelTokenizer, turnstile
+from weft_gateway.shell import CallerTurns, ModelTokenizer, turnstile
 
 from .conftest import ANSWER, PATIENCE_S, World, serving, soon, until
 from .test_gateway_refusals import with_keys
@@ -112,3 +112,23 @@ async def test_who_goes_away_as_it_waits_is_not_worked_for(parts: World, tmp_pat
         slow.may_end.set()
         await world.settled()
         assert slow.begun == threads < len(burst)
+
+
+async def test_cheap_requests_begin_a_few_in_a_turn_of_the_loop_and_in_turn_between_callers(world: World) -> None:
+    begun = list[str]()
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        begun.append(scope["client"][0] + scope["path"])
+
+    turns = CallerTurns(app, world.gateway, [COMPLETIONS.path])
+
+    def ask(host: str, path: str) -> "asyncio.Task[None]":
+        scope = {"type": "http", "path": path, "headers": [], "client": (host, 1)}
+        return asyncio.create_task(turns(scope, None, None))  # pyright: ignore[reportArgumentType]
+
+    flood = [ask("flood", "/metrics") for _ in range(100)]
+    rivals = [ask("rival", "/healthz"), ask("rival", COMPLETIONS.path)]
+    await asyncio.sleep(0)
+    assert sorted(begun) == ["flood/metrics"] * (turnstile.IN_LOOP // 2) + ["rival/healthz", f"rival{COMPLETIONS.path}"]
+    await soon(asyncio.gather(*flood, *rivals))
+    assert len(begun) == 102

@@ -1,6 +1,7 @@
 """A tool's folder follows from everything that decides what the tool is; what is there is whole."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -34,11 +35,20 @@ def test_another_version_of_a_tool_lies_elsewhere_and_other_tools_stay_where_the
     with monkeypatch.context() as patch:
         patch.setattr(tools, "TOOLS", (first, *others, last._replace(version="v0.0.0")))
         assert {name for name, place in before.items() if tools.place(name) != place} == {last.name}
-    for name in ("go.mod", "go.sum", "pause.c"):
-        (tmp_path / name).write_text((tools.SOURCES / name).read_text() + "\n")
-    monkeypatch.setattr(tools, "SOURCES", tmp_path)
-    of_the_module = {tool.name for tool in tools.TOOLS if not tool.version}
+    modules = shutil.copytree(tools.MODULES, tmp_path / "modules")
+    with (modules / "tools" / "go.sum").open("a") as sums:
+        sums.write("\n")
+    monkeypatch.setattr(tools, "MODULES", modules)
+    of_the_module = {tool.name for tool in tools.TOOLS if not tool.version and tool.module == "tools"}
     assert {name for name, place in before.items() if tools.place(name) != place} == of_the_module
+
+
+def test_the_newer_cluster_has_the_next_versions_and_shares_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, version = {name: tools.place(name) for name in tools.chosen()}, tools.kubernetes()
+    monkeypatch.setenv("WEFT_CLUSTER", "newer")
+    assert tools.kubernetes() > version
+    changed = {name for name, place in before.items() if tools.place(name) != place}
+    assert changed == {*tools.KUBERNETES, "helm"}
 
 
 def test_what_is_there_is_not_built_again_and_other_versions_stay_for_a_while(

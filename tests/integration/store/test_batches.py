@@ -149,12 +149,13 @@ async def test_lists_come_in_pages_with_every_row_once(engine, term, oldest_firs
 
 async def test_a_second_result_of_a_line_changes_nothing(engine, term):
     await started(engine, term)
-    first = StoredResult("batch_1", 1, True, b"first", 5, 7)
+    first = StoredResult("batch_1", 1, True, b"first", 5, 7, 3, 2)
     assert await batches.add_results(engine, term, [first, StoredResult("batch_1", 2, False, b"bad", 1, 1)]) == 2
     assert await batches.add_results(engine, term, [StoredResult("batch_1", 1, False, b"second", 9, 9)]) == 0
     assert await batches.add_results(engine, term, []) == 0
     job = await batches.find(engine, "a", "batch_1")
     assert (job.completed, job.failed, job.prompt_tokens, job.completion_tokens) == (1, 1, 5, 7)
+    assert (job.cached_tokens, job.reasoning_tokens) == (3, 2)
     assert [row async for row in batches.results(engine, "batch_1", pages_of=1)] == [
         (1, True, b"first"), (2, False, b"bad"),
     ]  # fmt: skip

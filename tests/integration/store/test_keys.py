@@ -1,7 +1,10 @@
 import re
 
+import pytest
+
 from weft.store import keys
 from weft.store.access_mark import access_mark
+from weft.store.errors import StoreUnavailable
 
 
 async def test_the_key_is_shown_once_and_only_its_hash_is_stored(engine, tmp_path):
@@ -51,3 +54,23 @@ def test_keys_have_the_form_that_people_can_grep_for():
         assert new.key.split("-")[1] == new.key_id
         assert re.fullmatch(r"[0-9a-f]{64}", keys.key_hash(new.key))
     assert len({new.key for new in drawn}) == 100
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("setting", ["max_page_count = 1", "query_only = 1"], ids=["full disk", "unwritable file"])
+async def test_a_file_that_takes_no_more_refuses_new_keys_and_keeps_the_known_keys(engine, setting):
+    known = await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=1)
+
+    async def fill() -> None:
+        for _ in range(100):
+            await keys.create(engine, keys.Grant("acme"), "x" * 500, now_unix_ms=2)
+
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql(f"PRAGMA {setting}")
+    with pytest.raises(StoreUnavailable):
+        await fill()
+    await engine.dispose()  # the setting is the connection's
+    present = {key.key_id for key in await keys.all_keys(engine)}
+    assert known.key_id in present
+    new = await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=3)
+    assert {key.key_id for key in await keys.all_keys(engine)} == present | {new.key_id}

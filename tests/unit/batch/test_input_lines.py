@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.domain.strict_json import MAX_CONTAINERS
 from weft_batch.core import BadLine, GoodLine, InputReader, LineIndex, LineSplitter, compression, input_lines, read_line
 
 ENDPOINT = "/v1/completions"
@@ -57,6 +58,14 @@ def test_a_line_that_cannot_run_says_why(raw: bytes, custom_id: str | None, code
     assert isinstance(read, BadLine)
     assert (read.custom_id, read.code) == (custom_id, code)
     assert read.message.isprintable()
+
+
+def test_a_line_with_as_many_arrays_as_a_request_may_have_runs_and_one_more_fails() -> None:
+    lines = [line(body={"model": "m", "prompt": "[" * count}) for count in (MAX_CONTAINERS - 2, MAX_CONTAINERS - 1)]
+    runs, fails = (read_line(raw, ENDPOINT, 1 << 20) for raw in lines)
+    assert isinstance(runs, GoodLine)
+    assert isinstance(fails, BadLine)
+    assert fails.code == "too_many_values"
 
 
 def test_a_bad_line_fails_alone_and_of_two_with_one_id_the_later() -> None:

@@ -50,6 +50,20 @@ def test_reasoning_and_content_come_apart_without_the_white_space_between(
     assert split(cut(text, at), begun=begun, marks=marks) == (reasoning.strip(), content.lstrip())
 
 
+@given(plain.filter(lambda t: "</think>" not in t), plain, CUTS, st.booleans(), st.booleans())
+def test_the_tokens_between_the_marks_are_counted(
+    reasoning: str, content: str, at: list[int], begun: bool, ended: bool
+) -> None:
+    """Each character is a token."""
+    text = ("" if begun else "<think>") + reasoning + ("</think>" + content if ended else "")
+    reader, read = AnswerReader(AnswerForm(reasoning=THINK, in_reasoning=begun), "a/0"), 0
+    for chunk in cut(text, at):
+        reader.push(chunk, range(read, read + len(chunk)))
+        read += len(chunk)
+    reader.flush()
+    assert reader.reasoning_tokens == len(reasoning)
+
+
 @given(plain.filter(lambda t: not t.lstrip().startswith("<think>")), CUTS)
 def test_an_answer_without_reasoning_is_content_as_it_stands(text: str, at: list[int]) -> None:
     assert split(cut(text, at), begun=False) == ("", text)
@@ -111,7 +125,8 @@ def test_a_message_has_all_three_parts(at: list[int]) -> None:
     text = '<think>why</think>\nSo:\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
     message, ends = answer(AnswerForm(tools=HERMES, reasoning=THINK), cut(text, at))
     (call,) = message.pop("tool_calls")
-    assert message == {"role": "assistant", "content": "So:\n", "refusal": None, "reasoning_content": "why"}
+    reasoning = {"reasoning_content": "why", "reasoning": "why"}
+    assert message == {"role": "assistant", "content": "So:\n", "refusal": None, **reasoning}
     assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
     assert ends
 

@@ -20,6 +20,7 @@ from weft_gateway.errors import ApiError, Overloaded, from_failure
         ("too_large", 400, "false"),
         ("model_not_found", 404, "false"),
         ("adapter_failed", 500, "false"),
+        ("runner_full", 507, "false"),
         ("internal_error", 500, "false"),
     ],
 )

@@ -13,6 +13,7 @@ from weft_gateway.core import ANY_NAMESPACE, Emit, End, TokenLogprobOut
 from weft_gateway.openai import (
     LEAST,
     Call,
+    CallUsage,
     ChatEncoder,
     Common,
     CompletionEncoder,
@@ -20,11 +21,10 @@ from weft_gateway.openai import (
     Prompt,
     ResponseEncoder,
     StreamOptions,
-    usage_of,
 )
 from weft_gateway.shell import Ids, ModelTokenizer
 
-USAGE = usage_of(3, 5)
+USAGE = CallUsage(3, 5)
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
@@ -160,9 +160,7 @@ def test_every_chunk_has_the_tokens_used_so_far_where_the_client_asks_for_it() -
     chunks = [encoder.chunk(0, Emit("r", "a", (), 2)), encoder.chunk(1, Emit("r", "b", (), 3))]
     chunks.append(encoder.finish_chunk(0, End(FinishReason.EOS)))
     assert [event["usage"] for chunk in chunks for event in events(chunk)] == [
-        usage_of(3, 2),
-        usage_of(3, 5),
-        usage_of(3, 5),
+        CallUsage(3, tokens).of_choices() for tokens in (2, 5, 5)
     ]
 
 

@@ -77,6 +77,7 @@ def request(
     scored: int | None = None,
     pooling: bool = False,
     stop_ids: Sequence[int] = (),
+    draft: tuple[int, ...] = (),
 ) -> PreparedRequest:
     return PreparedRequest(
         request_id="r",
@@ -86,6 +87,7 @@ def request(
         prompt=(1, 2) if scored is None else tuple(range(1, scored + 1)),
         prompt_text="",
         max_tokens=max_tokens,
+        draft=draft,
         sampling=Sampling(
             top_logprobs=0 if logprobs else None,
             min_tokens=min_tokens,
@@ -211,6 +213,7 @@ def test_a_lower_epoch_never_takes_over_not_even_after_the_higher_one_broke() ->
         (Ended("r", Epoch(1, 1), EndReason.DRAINED), FailReason.DRAINED, False),
         (Ended("r", Epoch(1, 1), EndReason.UNKNOWN_ADAPTER), FailReason.LOAD_FAILED, False),
         (Ended("r", Epoch(1, 1), EndReason.LOAD_FAILED), FailReason.LOAD_FAILED, False),
+        (Ended("r", Epoch(1, 1), EndReason.RUNNER_FULL), FailReason.RUNNER_FULL, False),
         (Ended("r", Epoch(1, 1), EndReason.INTERNAL), FailReason.RUNNER_ERROR, False),
         (step(1, 7, "gap"), FailReason.RUNNER_ERROR, True),
     ],
@@ -393,6 +396,7 @@ def test_a_client_that_goes_away_stops_the_runner_and_cancels_at_the_scheduler()
         (RejectReason.UNKNOWN_ADAPTER, "model_not_found", "The model was deleted while the request waited."),
         (RejectReason.TOO_MANY_MIGRATIONS, "too_many_migrations", "The request was migrated too many times."),
         (RejectReason.ADAPTER_FAILED, "adapter_failed", "No runner could load the model's adapter."),
+        (RejectReason.RUNNER_FULL, "runner_full", "Storage is full: no runner has room for the model's adapter."),
     ],
 )
 def test_a_rejection_is_the_end_with_its_name(reason: RejectReason, code: str, message: str) -> None:
@@ -499,6 +503,16 @@ def test_doublings_add_up_over_epochs() -> None:
     assert one.doublings == 2
     run(one, SequenceTokens("r", Epoch(1, 2), 1, [98], None, 1))
     assert one.doublings == 3
+
+
+def test_the_tokens_that_the_first_runner_reused_are_those_of_the_answer() -> None:
+    """A later runner may find what this request itself has computed. No runner reuses more than the prompt."""
+    for reported, counted in ((1, 1), (9, 2)):
+        one = after(assign(1))
+        first = SequenceTokens("r", Epoch(1, 1), 0, [97], cached_tokens=reported)
+        later = SequenceTokens("r", Epoch(1, 2), 1, [98], cached_tokens=2)
+        effects = run(one, first, assign(2), later)
+        assert [effect for effect in effects if isinstance(effect, FirstToken)] == [FirstToken("r", counted)] * 2
 
 
 def test_log_probabilities_that_were_not_asked_for_are_not_sent() -> None:

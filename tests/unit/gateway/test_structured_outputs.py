@@ -4,18 +4,23 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from harness.waiting import PATIENCE_S
 from weft.grammars import Bytes
+from weft_gateway.core import Detokeniser
 from weft_gateway.errors import ParameterError
 from weft_gateway.forms import (
     GRANITE,
     HERMES,
     LLAMA,
+    MARKS,
     MISTRAL,
     MISTRAL_NAMED,
     OLMO,
@@ -23,13 +28,18 @@ from weft_gateway.forms import (
     REASONING,
     THINK,
     WHITESPACE,
+    AnswerForm,
+    AnswerReader,
+    FaultyTool,
     ReasoningMarks,
     StructuredOutput,
     ToolFormat,
     grammar_checker,
     grammar_of,
     grammar_of_lead,
+    message_of,
     render_calls,
+    showing,
     structured_output,
     with_tools,
 )
@@ -241,6 +251,27 @@ def test_what_is_no_form_is_refused_by_its_parameter(params: dict[str, Any], par
     assert refused.value.param == param
 
 
+ROUNDED: list[dict[str, Any]] = [
+    {"enum": ["a", 2**64]},
+    {"enum": [-(2**63)]},
+    {"const": {"a": [2**53 + 1]}},
+    {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    {"type": "array", "items": {"type": "number", "exclusiveMaximum": 2**62 + 1}},
+    {"type": "integer", "multipleOf": 2**53 + 1},
+]
+EXACT: list[tuple[dict[str, Any], str, str]] = [
+    ({"enum": [2**63 - 1, True]}, str(2**63 - 1), str(2**63 - 2)),
+    ({"type": "integer", "minimum": 2**54, "maximum": 2**54}, str(2**54), str(2**54 + 1)),
+    ({"type": "integer", "default": 2**70, "maximum": 5}, "5", "6"),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "other"), EXACT)
+def test_long_integers_that_llguidance_keeps_are_taken(schema: dict[str, Any], text: str, other: str) -> None:
+    made = grammar(structured_outputs={"json": schema})
+    assert (accepts(made, text), accepts(made, other)) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("form", "why"),
     [
@@ -250,6 +281,7 @@ def test_what_is_no_form_is_refused_by_its_parameter(params: dict[str, Any], par
         ({"json": {"enum": []}}, "Unsatisfiable"),
         ({"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "write anyOf, or.*strict: false"),
         ({"json": {"nullable": "yes"}}, "nullable is true or false"),
+        *(({"json": schema}, "the grammar would round the integer -?[0-9]{16,}; leave it out") for schema in ROUNDED),
         ({"regex": "a(?=b)"}, "look-ahead"),
         ({"regex": "("}, "unclosed group"),
         ({"grammar": "start: nothing"}, 'unknown name: "nothing"'),
@@ -267,8 +299,9 @@ def test_what_does_not_compile_is_refused_with_the_reason(form: dict[str, Any], 
         grammar(structured_outputs=form)
 
 
-def test_keywords_that_are_not_implemented_are_passed_over_where_the_client_is_not_strict() -> None:
-    schema = {**SCHEMA, "if": {}}
+def test_keywords_that_cannot_be_held_are_passed_over_where_the_client_is_not_strict() -> None:
+    properties = {**SCHEMA["properties"], "a": {"type": "integer", "maximum": 2**64}}
+    schema = {**SCHEMA, "properties": properties, "if": {}}
     lenient = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": False}}
     assert accepts(grammar(response_format=lenient), ONE_LINE)
 
@@ -280,6 +313,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "add", "parameters": {**NUMBER, "additionalProperties": False}}},
     {"type": "function", "function": {"name": "now"}},
 ]
+FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, GRANITE, PHI, OLMO]
 ADD, NOW = ("add", {"x": 1}), ("now", {})
 
 
@@ -292,7 +326,7 @@ def calls(written: ToolFormat, *made: tuple[str, Any]) -> str:
     return render_calls(written, functions)
 
 
-@pytest.mark.parametrize("written", [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, GRANITE, PHI, OLMO])
+@pytest.mark.parametrize("written", FORMATS)
 def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolFormat) -> None:
     one, several = called(written, several=False), called(written)
     for found in (one, several):
@@ -304,6 +338,83 @@ def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolForm
         assert not accepts(found, "")
     assert accepts(several, calls(written, NOW, ADD, ADD))
     assert not accepts(one, calls(written, NOW, ADD))
+
+
+STRICT = [{"function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+WRONG = [("add", {}), ("add", {"x": "1"}), ("add", {"y": 1}), ("other", {})]
+
+
+@pytest.mark.parametrize("written", FORMATS)
+def test_text_is_free_until_a_call_begins_and_the_arguments_of_a_strict_tool_are_of_its_schema(
+    written: ToolFormat,
+) -> None:
+    free, one = (grammar_of(with_tools(STRICT, written, None, several=n, is_free=True)) for n in (True, False))
+    mark = written.spelled
+    for text in ("", "hello", 'a {"name": "other"}', "use functools.partial", "<tool"):
+        assert accepts(free, text), text
+    for before in ("", "So:\n"):
+        for made in ([ADD], [NOW], [("now", {"any": [1, {}]})]):
+            assert accepts(free, before + mark + calls(written, *made)), made
+            assert accepts(one, before + mark + calls(written, *made)), made
+        assert accepts(free, before + mark + calls(written, NOW, ADD, ADD))
+        assert not accepts(one, before + mark + calls(written, NOW, ADD))
+        for made in WRONG:
+            assert not accepts(free, before + mark + calls(written, made)), made
+    assert not accepts(free, mark + calls(written, ADD) + "so")
+
+
+FRAGMENTS = [
+    *MARKS,
+    *("functools", "<response>", "[", "]", "{", "}", "\n", " ", "\x1c", "; ", ", ", '"', "1", "so", "add", "now"),
+    *(f'{{"name": "{name}", "{inside}": {{"{key}": 1}}}}' for name in ("add", "other") for inside in
+      ("arguments", "parameters") for key in ("x", "y")),
+    *('{"arguments": {"y": 1}, "name": "add"}', '{"function": {"name": "add", "arguments": {"y": 1}}}'),
+    *('add{"y": 1}', 'add{"x": 1}', "add(y=1)", "add(x=1)", "now(a=[1])"),
+]  # fmt: skip
+
+
+@cache
+def masking(number: int, special: bool | None, prompt: str) -> tuple[Any, AnswerForm, LLMatcher]:
+    tokenizer = bytes_tokenizer(special)
+    known = ModelTokenizer({"tokenizer.json": tokenizer.to_str().encode()})
+    written = replace(FORMATS[number], marks=known.forms.marks)
+    template = replace(known.forms, has_response=True, reasoning=(THINK,) if prompt else ())
+    output = with_tools(STRICT, written, None, several=True, is_free=True)
+    form = AnswerForm(output=output, template=template, tools=written)
+    form = form.after(tokenizer.encode(prompt).ids, partial(tokenizer.decode, skip_special_tokens=False))
+    masks = LLTokenizer(tokenizer.to_str(), eos_token=256)
+    return tokenizer, form, LLMatcher(masks, grammar_of(form.output), log_level=0)
+
+
+@pytest.mark.parametrize("number", range(len(FORMATS)))
+@given(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=12),
+    st.sampled_from([None, False, True]),
+    st.sampled_from(["", "hello", "hello<think>"]),
+)
+@example(["<tool_call>", "\n", '{"name": "add", "arguments": {"y": 1}}'], None, "hello<think>")
+@example(["<think>", "</think>", '{"name": "add", "parameters": {"y": 1}}'], None, "hello")
+def test_no_call_is_read_that_a_strict_tool_does_not_have_whatever_the_model_would_write(
+    number: int, wished: list[str], special: bool | None, prompt: str
+) -> None:
+    """Tokens that the grammar does not allow are left out of what the model would write."""
+    tokenizer, form, compiled = masking(number, special, prompt)
+    matcher, known = compiled.deep_copy(), ModelTokenizer({"tokenizer.json": tokenizer.to_str().encode()})
+    tokens = tokenizer.encode("".join(wished), add_special_tokens=False).ids
+    tokens = [token for token in tokens if matcher.try_consume_tokens([token])]
+    text, whole = Detokeniser(showing(known.bytes_of, form.marks)), matcher.is_accepting()
+    pieces = [text.push(token) for token in tokens]
+    messages = list[dict[str, Any]]()
+    for parts in (pieces, ["".join(pieces)]):
+        reader = AnswerReader(form, "a")
+        deltas = [delta for part in parts for delta in reader.push(part)]
+        messages.append(message_of([*deltas, *reader.flush(cut=not whole)]))
+    assert messages[0] == messages[1]
+    for call in messages[0].get("tool_calls", ()):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        assert name in ("add", "now")
+        if name == "add":
+            assert re.fullmatch(r'\{ ?"x" ?: ?-?[0-9]+ ?\}' if whole else r'[{} "x:0-9-]*', arguments), arguments
 
 
 def test_a_call_has_an_id_where_the_family_writes_one() -> None:
@@ -345,6 +456,80 @@ def test_an_answer_in_a_form_that_may_call_tools_instead_is_either_of_both() -> 
     assert not accepts(either, "true" + calls(HERMES, ADD))
     with pytest.raises(ParameterError, match=r"structured_outputs\.regex cannot stand beside tools"):
         called(HERMES, structured_outputs={"regex": "a+"})
+
+
+AHEAD = {"type": "string", "pattern": "^(?!a)b*$"}
+LOOK_AROUND = "look-around, including look-ahead and look-behind, is not supported"
+UNENFORCEABLE: list[tuple[Any, str]] = [
+    ({"properties": {"a": {"anyOf": [{"type": "null"}, AHEAD]}}}, f"properties.a.anyOf[1].pattern: {LOOK_AROUND}"),
+    ({"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": AHEAD}}, f"$defs.n.pattern: {LOOK_AROUND}"),
+    ({"properties": {"a": AHEAD, "b": {"$ref": "#/properties/a"}}}, f"properties.a.pattern: {LOOK_AROUND}"),
+    ({"properties": {"a": {"items": {"type": "nothing"}}}}, "properties.a.items.type: Invalid type: nothing"),
+    ({"properties": {"a": {}}, "required": None}, "required: Expected array for 'required', got null"),
+    ({"properties": None}, "properties: properties must be an object"),
+    ({"properties": {"a": 5}}, "properties.a: expected a schema, got 5"),
+    ({"properties": {"a": {"nullable": 1}}}, "nullable is true or false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+@pytest.mark.parametrize("written", [HERMES, OLMO])
+@pytest.mark.parametrize(("schema", "fault"), UNENFORCEABLE)
+def test_a_strict_tool_that_cannot_be_enforced_is_refused_by_its_index_its_name_and_the_field(
+    schema: Any, fault: str, written: ToolFormat, is_free: bool
+) -> None:
+    wrong = {"function": {"name": "pay", "parameters": schema, "strict": True}}
+    with pytest.raises(FaultyTool) as refused:
+        grammar_of(with_tools([*TOOLS, wrong], written, None, several=True, is_free=is_free))
+    where = "" if fault.startswith("nullable") else "parameters."
+    assert (str(refused.value), refused.value.param) == (f"tools[2] (pay): {where}{fault}", "tools[2]")
+
+
+@pytest.mark.parametrize("written", FORMATS)
+def test_what_cannot_be_enforced_is_left_out_where_the_client_is_not_strict(written: ToolFormat) -> None:
+    for schema in (*(schema for schema, _ in UNENFORCEABLE[:-1]), {"const": 5}, {"type": "string"}):
+        loose = {"function": {"name": "pay", "parameters": schema}}
+        assert accepts(grammar_of(with_tools([loose], written, None, several=True)), calls(written, ("pay", {})))
+    schema = {"properties": {"a": AHEAD, "b": {"type": "integer"}}, "required": ["a"]}
+    loose = {"function": {"name": "pay", "parameters": schema}}
+    made = grammar_of(with_tools([loose], written, None, several=True))
+    assert accepts(made, calls(written, ("pay", {"a": "a", "b": 1})))
+    for other in ({"a": 1}, {"a": "a", "b": "1"}, {"b": 1}, {"a": "a", "c": 1}):
+        assert not accepts(made, calls(written, ("pay", other))), other
+    form = {"type": "json_schema", "json_schema": {"schema": {**schema, "additionalProperties": False}}}
+    with pytest.raises(ValueError, match=re.escape(f"properties.a.pattern: {LOOK_AROUND}")):
+        grammar(response_format=form)
+    form["json_schema"]["strict"] = False
+    assert accepts(grammar(response_format=form), '{"a": "a", "b": 1}')
+    assert not accepts(grammar(response_format=form), '{"a": "a", "b": "1"}')
+
+
+@pytest.mark.parametrize("about", [{"$id": "w"}, {"$schema": "https://json-schema.org/draft/2020-12/schema"}, {}])
+@pytest.mark.parametrize("written", FORMATS)
+def test_references_of_a_tools_schema_are_found_wherever_they_point(written: ToolFormat, about: dict[str, Any]) -> None:
+    places = {
+        "a": {"$ref": "#/$defs/n"},
+        "b": {"$ref": "#/properties/a"},
+        "c": {"type": "array", "items": {"$ref": "#"}},
+    }
+    schema = {**about, "$defs": {"n": {"enum": [1, 2]}}, "properties": places}
+    tool = {"function": {"name": "f", "strict": True, "parameters": schema}}
+    made = grammar_of(with_tools([tool], written, None, several=False, is_free=True))
+    assert accepts(made, written.spelled + calls(written, ("f", {"a": 1, "b": 2, "c": [{"a": 2}]})))
+    for other in ({"a": 3}, {"b": 3}, {"c": [{"b": 3}]}, {"c": [{"d": 1}]}):
+        assert not accepts(made, written.spelled + calls(written, ("f", other))), other
+
+
+def test_descriptions_take_no_room_in_a_grammar_and_what_is_too_large_is_refused_with_a_remedy() -> None:
+    told = {"type": "string", "description": "a" * 1000, "title": "b"}
+    schema = {"properties": {"description": told, "title": told}, "required": ["description"]}
+    many = [{"function": {"name": f"f{i}", "strict": True, "parameters": schema}} for i in range(128)]
+    made = grammar_of(with_tools(many, HERMES, None, several=True, is_free=True))
+    assert accepts(made, calls(HERMES, ("f127", {"description": "a", "title": "b"})))
+    assert not accepts(made, calls(HERMES, ("f127", {"title": "b"})))
+    schema["properties"] |= {f"p{i}": {"type": "string"} for i in range(30)}
+    with pytest.raises(ValueError, match="larger than 64 KiB; send fewer tools, or fewer that are strict"):
+        grammar_of(with_tools(many, HERMES, None, several=True, is_free=True))
 
 
 # ---- behind reasoning

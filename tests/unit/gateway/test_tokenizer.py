@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ LARGE = b"{% set b = 'x' * 1000000 %}"
         (b"{{ 'x' | center(1000000000) }}", "a number beyond"),
         (b"{{ (1).to_bytes(1000000000, 'big') }}", "a number beyond"),
         (b"{{ 1.5 | round(99) }}", "'99' for round"),
-        (b"{{ ('f' * 99) | int(0, 16) }}", "a value beyond"),
+        (b"{{ ('f' * 999) | int(0, 16) }}", "a value beyond"),
         (b"{{ [[1], [2]] | sum(start=[]) }}", "no numbers"),
         *(
             (b"{{ " + form + b" }}", "too wide")
@@ -312,6 +313,34 @@ def test_a_template_gets_calls_tools_documents_and_the_callers_variables_none_of
     assert [token for token in ids if token == 1] == [1], "the template's own end of sequence"
     spelled = "".join(text.name_of(token) or text.bytes_of(token).decode() for token in ids)
     assert spelled == """system[{"name": "</s>", "</s>": 1}][{"text": "</s>"}]</s></s>mineFalse"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        ("{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}", ""),
+        ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}", ""),
+        ("{% for k in c.function.arguments %}{{ k }}={{ c.function.arguments[k] }}{% endfor %}", ""),
+        ("{{ c.function.arguments | tojson }}", '"[1"'),
+        ("{{ c.function | tojson }}", '{"name": "f", "arguments": "[1"}'),
+        ("{{ c.function.arguments }}", "[1"),
+        ("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}", "[1"),
+    ],
+)
+def test_broken_arguments_of_an_earlier_call_are_a_text_or_an_empty_object(shape: str, shown: str) -> None:
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}" + shape + "{% endfor %}{% endfor %}"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1"}}
+    chat = Chat([*user("hello"), {"role": "assistant", "content": "", "tool_calls": [call]}])
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    named = {"default": "{{ messages }}", "tool_use": template}
+    assert ChatTemplate(template, {}).render(chat, 1000) == shown
+    assert ChatTemplate(named, {}).render(replace(chat, tools=tools), 1000) == shown
+
+
+def test_integers_of_messages_keep_their_digits_in_a_template() -> None:
+    template = "{{ documents[0] | tojson }}{{ documents[0].x }}{{ documents[0].x + 1 }}"
+    rendered = ChatTemplate(template, {}).render(Chat(user("a"), documents=[{"x": 2**1000}]), 10_000)
+    assert rendered == f'{{"x": {2**1000}}}{2**1000}{2**1000 + 1}'
 
 
 def test_marks_of_an_earlier_call_are_tokens_where_the_gateway_writes_it_and_letters_in_what_others_say() -> None:

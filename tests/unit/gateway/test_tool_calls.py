@@ -165,7 +165,7 @@ def marked(body: str) -> str:
 
 BEGIN, END, CALLS, ARGS, CALL_ID = map(stand_in, ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
 OPEN, CLOSE = map(stand_in, ("<|tool_call|>", "<|/tool_call|>"))
-X, Y = ("f", {"x": 1}), ("g", {"y": {"z": []}})
+X, Y, WEI = ("f", {"x": 1}), ("g", {"y": {"z": []}}), ("f", {"x": 19876543210987654321})
 NEARLY: list[tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = [
     # brackets that are missing, or too many
     (HERMES, marked('{"name": "f", "arguments": {"x": 1}'), "", [X]),
@@ -238,6 +238,17 @@ NEARLY: list[tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = [
     (OLMO, "<function_calls>f(x=y)</function_calls>", "<function_calls>f(x=y)</function_calls>", []),
     (OLMO, "<function_calls>a text (with more)", "<function_calls>a text (with more)", []),
     (OLMO, "f(x=1)", "f(x=1)", []),
+    # integers beyond 64 bits
+    (HERMES, marked('{"name": "f", "arguments": {"x": 19876543210987654321}}'), "", [WEI]),
+    (HERMES, marked('{"arguments": {"x": 19876543210987654321}, "name": "f"}'), "", [WEI]),
+    (
+        HERMES,
+        marked('{"type": "function", "function": {"name": "f", "arguments": {"x": 19876543210987654321}}}'),
+        "",
+        [WEI],
+    ),
+    (LLAMA, '{"name": "f", "parameters": "{\\"x\\": 19876543210987654321}"}', "", [WEI]),
+    (OLMO, "<function_calls>f(x=19876543210987654321)</function_calls>", "", [WEI]),
     # no JSON, and no call
     (HERMES, marked('{"name": "f", "args": {"x": 1}}'), marked('{"name": "f", "args": {"x": 1}}'), []),
     (HERMES, marked('{"id": "1", "type": "function", "name": "f"}'), "", [("f", {})]),

@@ -119,10 +119,10 @@ async def test_what_work_raises_reaches_its_caller_and_the_place_is_free_again(w
 async def test_a_tenants_grammars_wait_behind_each_other_and_before_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     checker, order, may_go = grammar_checker.GrammarChecker(BoundedTurnstile(1, 64)), list[str](), asyncio.Event()
 
-    async def ask(output: StructuredOutput) -> tuple[str, str]:
+    async def ask(output: StructuredOutput) -> tuple[str, str, str]:
         await may_go.wait()
         order.append(output.text)
-        return output.text, ""
+        return output.text, "", ""
 
     monkeypatch.setattr(checker, "_ask", ask)
     of = [StructuredOutput("form", "regex", str(number)) for number in range(66)]

@@ -52,12 +52,13 @@ def placed(one: RequestStream) -> tuple[RunnerId | None, RunnerId | None, str]:
 
 
 def test_both_runners_start_at_once_and_each_names_the_other() -> None:
-    one = stream()
+    one = stream(draft=(7, 8))
     effects = run(one, dataclasses.replace(split(), allotment=Allotment(by_page=True, leaves=True)), now=1.5)
     (token_side,) = to(effects, TOKEN, Start)
     (prompt_side,) = to(effects, PROMPT, Start)
     assert (token_side.kv_from, token_side.kv_to, token_side.reservation_tokens) == (PROMPT, None, 8)
     assert (prompt_side.kv_from, prompt_side.kv_to) == (None, KvTarget(TOKEN, "b:kv"))
+    assert (token_side.draft, prompt_side.draft) == ((7, 8), ()), "the prompt's runner guesses nothing"
     assert prompt_side.reservation_tokens == 1, "it holds the prompt alone"
     assert [(side.allotment[3:5], side.waited_s) for side in (token_side, prompt_side)] == [
         ((True, True), 1.5), ((False, False), 1.5),

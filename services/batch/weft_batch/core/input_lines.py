@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from weft.domain.batch import MAX_BATCH_ERRORS, MAX_FILE_BYTES, BatchError
-from weft.domain.strict_json import JsonError, JsonObject, parse_object
+from weft.domain.strict_json import MAX_CONTAINERS, JsonError, JsonObject, parse_object, too_many_containers
 from weft.domain.text import quoted
 
 BLOCK_BYTES = 256 << 10
@@ -108,6 +108,9 @@ def read_line(raw: bytes, endpoint: str, max_line_bytes: int) -> GoodLine | BadL
     """Read one line, without its line end."""
     if len(raw) > max_line_bytes:
         return BadLine(None, "line_too_long", f"the line is longer than {max_line_bytes} bytes")
+    if too_many_containers(raw):
+        message = f"expected at most {MAX_CONTAINERS} arrays and objects; each [ and {{ counts, also inside of texts"
+        return BadLine(None, "too_many_values", message)
     try:
         given = parse_object(raw, max_bytes=max_line_bytes)
     except JsonError as error:

@@ -69,6 +69,7 @@ class Admission:
         self.draining = False
         self.arriving = 0  # answers
         self.batch = 0  # answers of batch priority, submitted ones included
+        self.rejections = 0  # requests beyond the bound, since start
         self._arrivals: dict[str, Arrival] = {}
         self._tokenizers: dict[str, TokenizerChanged] = {}
         self._waiting: dict[str, dict[str, None]] = {}  # requests by the digest whose tokenizer they wait for
@@ -94,6 +95,7 @@ class Admission:
         count = self.batch if priority is Priority.BATCH else self.in_flight - self.batch
         if count <= limit:
             return None
+        self.rejections += 1
         self._next_place = min(now + MAX_WAIT_S, max(now, self._next_place) + self._mean_s / limit)
         wait_ms = round(1000 * max(MIN_WAIT_S, self._next_place - now))
         return Failure("rate_limit_exceeded", f"This gateway is at its limit of {limit} requests at once.", wait_ms)

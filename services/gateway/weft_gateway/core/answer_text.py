@@ -36,6 +36,8 @@ class AnswerText:
         self._detokeniser = Detokeniser(request.bytes_of)
         self._stops = StopMatcher(request.stops, include=request.include_stop)
         self._logprobs = HeldLogprobs(request.bytes_of) if request.sampling.top_logprobs is not None else None
+        self._starts: list[int] | None = [] if request.may_reason else None  # of tokens, in characters
+        self._chars = 0
 
     def append(self, event: SequenceTokens, tokens: list[int]) -> str:
         """Take tokens onto `tokens` up to a stop string or max_tokens. Return the text that is certain.
@@ -49,6 +51,9 @@ class AnswerText:
             tokens.append(token)
             shown = index != ends_at or request.include_stop
             chars = self._detokeniser.push(token) if shown else ""
+            if self._starts is not None:
+                self._starts.append(self._chars)
+                self._chars += len(chars)
             if held is not None:
                 held.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
             text += chars if len(tokens) <= request.sampling.min_tokens else stops.push(chars)
@@ -60,6 +65,13 @@ class AnswerText:
     def flush(self) -> str:
         """Return what was held back, at the end of an answer."""
         return "" if self.stop else self._stops.push(self._detokeniser.flush()) + self._stops.flush()
+
+    def take_starts(self) -> Sequence[int]:
+        """Return, for each token since the last call, the characters of the answer before it."""
+        if not self._starts:
+            return ()
+        starts, self._starts = self._starts, []
+        return starts
 
     def release(self, chars: int) -> tuple[TokenLogprobOut, ...]:
         """Return the tokens that are reported with `chars` more characters of text."""

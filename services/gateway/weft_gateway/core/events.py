@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send, Tick
-from weft.domain.request import FinishReason, Outcome, Priority, Sampling, SessionHello, TokenLogprob
+from weft.domain.request import DraftUse, FinishReason, Outcome, Priority, Sampling, SessionHello, TokenLogprob
 from weft.domain.routes import Route
 
 SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
@@ -60,7 +60,9 @@ class PreparedRequest:
     cache_salt: str | None = ""  # the client's: prompts are reused inside it alone; None: no prompt is reused
     traceparent: str = ""  # W3C trace context of a request that is sampled
     key_id: str = ""  # of the caller's API key
+    may_reason: bool = False  # the tokens of the answer's reasoning are counted
     open_ended: bool = False  # nobody asked for `max_tokens`: it is what the context lets
+    draft: tuple[int, ...] = ()  # what the client expects of the answer
 
     answers: tuple[str, ...] = field(init=False)  # their ids
 
@@ -169,7 +171,8 @@ class Emit(NamedTuple):
 
     `answer_tokens`: of the answer so far. `tokens`: those that are new, where the request returns tokens.
     `prompt_logprobs`: of every token of the prompt, None for the first one, once for an answer whose request asks for
-    them, before all of its text. `state`: of a request that pools, see `PooledState`.
+    them, before all of its text. `state`: of a request that pools, see `PooledState`. `token_starts`: the characters of
+    the answer before each new token, where the request `may_reason`.
     """
 
     request_id: str
@@ -179,12 +182,14 @@ class Emit(NamedTuple):
     tokens: Sequence[int] = ()
     prompt_logprobs: Sequence[TokenLogprob | None] = ()
     state: bytes = b""
+    token_starts: Sequence[int] = ()
 
 
 class FirstToken(NamedTuple):
-    """A runner has begun with an answer."""
+    """A runner has begun with an answer. `cached_tokens`: of the prompt, that the first runner reused."""
 
     request_id: str
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +211,17 @@ class Finish:
     ttft_s: float | None
     total_s: float
     priority: Priority = Priority.INTERACTIVE
+    draft_use: DraftUse = field(default_factory=DraftUse)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Open a stream to a runner. Connected or Closed answers it."""
+    """Open a stream to a runner of that pool. Connected or Closed answers it."""
 
     peer: Peer
     address: str
     hello: SessionHello
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)

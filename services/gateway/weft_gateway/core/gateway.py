@@ -320,7 +320,7 @@ class Gateway:
             for one in after:
                 for old in self.sessions.replaced_by(one):
                     opened += self._close(old, "a new incarnation took its place", now)
-                opened += self.sessions.enter(one, request_id, now)
+                opened += self.sessions.enter(one, request_id, stream.request.route.pool, now)
             effects = [*opened, *effects]
             if stream.hold_deadline != deadline:
                 self._set_hold_timer(stream)
@@ -358,7 +358,7 @@ class Gateway:
         ttft_s = None if stream.first_token_at is None else stream.first_token_at - stream.arrived
         self.admission.finished(stream.priority, total_s)
         outcome = stream.outcome(total_s, ttft_s)
-        finish = events.Finish(request_id, end, outcome, ttft_s, total_s, stream.priority)
+        finish = events.Finish(request_id, end, outcome, ttft_s, total_s, stream.priority, stream.draft_use)
         effects: list[Effect] = [finish]
         assert request_id not in self.outcomes, "a second outcome"
         try:

@@ -82,8 +82,13 @@ class _Minute:
     def of(self, namespace: str | None) -> Iterable[Tally]:
         """Yield the tallies that count for a namespace; None: for a caller that is not known."""
         yield self.tallies[EVERYBODY]
-        if namespace is not None and (namespace in self.tallies or len(self.tallies) <= MAX_NAMESPACES):
-            yield self.tallies.setdefault(namespace, Tally())
+        if namespace is None:
+            return
+        if namespace not in self.tallies:
+            if len(self.tallies) > MAX_NAMESPACES:
+                return
+            self.tallies[namespace] = Tally()
+        yield self.tallies[namespace]
 
 
 class History:

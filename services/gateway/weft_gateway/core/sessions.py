@@ -38,13 +38,13 @@ class SessionTable:
             return []
         return [one for one in self._open.values() if one.runner.uuid == located.runner.uuid]
 
-    def enter(self, located: Located, request_id: str, now: float) -> list[OpenSession]:
-        """Take in a request that is there now."""
+    def enter(self, located: Located, request_id: str, pool: str, now: float) -> list[OpenSession]:
+        """Take in a request of that pool, which is there now."""
         (runner, address, peer), opened = located, list[OpenSession]()
         if peer not in self._open:
             self._open[peer] = SessionEntry(peer, runner)
             self._timers.set((Deadline.SESSION, peer.name), now + self._config.connect_s)
-            opened = [OpenSession(peer, address, SessionHello(self._gateway_id, runner.incarnation))]
+            opened = [OpenSession(peer, address, SessionHello(self._gateway_id, runner.incarnation), pool)]
         session = self._open[peer]
         session.requests[request_id] = None
         if session.ready:

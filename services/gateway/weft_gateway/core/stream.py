@@ -27,6 +27,7 @@ from weft.domain.prediction import Prediction
 from weft.domain.request import (
     Assign,
     Cancel,
+    DraftUse,
     Ended,
     EndReason,
     Failed,
@@ -70,6 +71,7 @@ _ENDED = {
     EndReason.LOAD_FAILED: FailReason.LOAD_FAILED,
     EndReason.INTERNAL: FailReason.RUNNER_ERROR,
     EndReason.UNKNOWN_ADAPTER: FailReason.LOAD_FAILED,
+    EndReason.RUNNER_FULL: FailReason.RUNNER_FULL,
     EndReason.KV_LOST: FailReason.KV_LOST,
     EndReason.GRAMMAR: FailReason.RUNNER_ERROR,  # of an epoch that is over
 }
@@ -79,6 +81,7 @@ _REJECTED = {
     RejectReason.UNKNOWN_POOL: ("model_not_found", "The model's pool does not exist any more."),
     RejectReason.TOO_MANY_MIGRATIONS: ("too_many_migrations", "The request was migrated too many times."),
     RejectReason.ADAPTER_FAILED: ("adapter_failed", "No runner could load the model's adapter."),
+    RejectReason.RUNNER_FULL: ("runner_full", "Storage is full: no runner has room for the model's adapter."),
     RejectReason.SLO_UNATTAINABLE: (
         "slo_unattainable",
         "The model's pool is too busy to answer within its objective for the first token.",
@@ -158,6 +161,7 @@ class RequestStream:
         self.request, self._index, self.request_id = request, index, request.answers[index]
         self._prediction = prediction or Prediction(request.request_id)
         self.tokens: list[int] = []
+        self.draft_use = DraftUse()  # of all epochs
         self.running: Assign | None = None  # the present ownership
         self.runners: tuple[Located, ...] = ()  # that have the request; a new tuple whenever they are others
         self.migrations = 0  # assignments beyond the first, for the outcome
@@ -166,6 +170,7 @@ class RequestStream:
         self.start_tokens = 0  # emitted when the present epoch began
         self.end: End | None = None
         self.first_token_at: float | None = None
+        self._cached_tokens = 0  # of the prompt, that the first runner with a token reused
         self.hold_deadline: float | None = None  # when the hold time runs out; None while it stands still
         self._receiver: RunnerId | None = None  # of the runners: the one that waits for the KV of the other
         self._freezing: Assign | None = None  # the epoch before, while its runner is to stop and send its KV
@@ -411,6 +416,7 @@ class RequestStream:
             priority=self.priority,
             model_name=request.route.model_name,
             traceparent=request.traceparent,
+            draft=() if prompt_only else request.draft,
         )
         runner = assign.runner if prompt_only or self._receiver is None else self._receiver
         return Send(runner_peer(runner), start)
@@ -501,12 +507,20 @@ class RequestStream:
         self.doublings += event.doublings - self._doublings_now
         self._doublings_now = event.doublings
         text = self._text.append(event, self.tokens)
+        if event.draft_use is not None:  # what a stop string cuts is no part of the answer
+            accepted, rejected = event.draft_use
+            kept = min(accepted, len(self.tokens) - seen)
+            self.draft_use = DraftUse(
+                self.draft_use.accepted + kept, self.draft_use.rejected + accepted - kept + rejected
+            )
         effects: list[StreamEffect] = []
         if not self._begun:
             self._begun, self._held_before_s = True, 0.0  # a stream that ran may be held for the full time again
             if self.first_token_at is None:
                 self.first_token_at = now
-            effects += [FirstToken(self.request_id), Send(SCHEDULER, Started(self.request_id, event.epoch))]
+                self._cached_tokens = min(event.cached_tokens, len(self.request.prompt))
+            began = FirstToken(self.request_id, self._cached_tokens)
+            effects += [began, Send(SCHEDULER, Started(self.request_id, event.epoch))]
         if of_prompt is not None:
             effects.append(Emit(self.request_id, "", prompt_logprobs=of_prompt))
             self._prompt_logprobs = None
@@ -523,8 +537,10 @@ class RequestStream:
             text += self._text.flush()
         released = self._text.release(len(text))
         new = tuple(self.tokens[seen:]) if self.request.returns_tokens else ()
-        if text or released or new:
-            effects.append(Emit(self.request_id, text, released, len(self.tokens), new))
+        starts = self._text.take_starts() if self.request.may_reason else ()
+        if text or released or new or starts:
+            emit = Emit(self.request_id, text, released, len(self.tokens), new, token_starts=starts)
+            effects.append(emit)
         if reason is not None:
             self._finish(End(reason, stop=self._stopped_by(reason)))
         return effects

@@ -32,3 +32,4 @@ from weft_gateway.forms.tool_formats import (
     call_id,
     render_calls,
 )
+from weft_gateway.forms.tool_grammars import FaultyTool

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from weft_gateway.core.events import BytesOf
 from weft_gateway.forms.marks import NO_TOKENS, MarkTokens, ReasoningMarks, showing
-from weft_gateway.forms.structured_outputs import StructuredOutput, grammar_of_lead
+from weft_gateway.forms.structured_outputs import StructuredOutput, behind_reasoning
 from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_formats import ToolFormat
 
@@ -64,5 +64,5 @@ class AnswerForm:
         ended = not begun and (end.endswith(around.end) or self.continues is not None)
         output = self.output
         if output and not ended:
-            output = output._replace(lead=grammar_of_lead(around, self.marks, begun=begun))
+            output = behind_reasoning(output, around, self.marks, begun=begun)
         return replace(self, output=output, reasoning=around, in_reasoning=begun)

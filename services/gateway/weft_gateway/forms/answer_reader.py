@@ -1,6 +1,8 @@
 """A chat's answer taken apart: reasoning, content and calls of tools, as OpenAI's messages have them. Pure."""
 
 import math
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,14 +20,25 @@ class AnswerReader:
         self._form, self._answer_id = form, answer_id
         self._calls = ToolCallParser(form.tools) if form.tools else None
         self._reasoning = ReasoningParser(form) if form.reasoning else None
+        self._starts = array("L")  # of the answer's tokens up to the end of its reasoning, in characters
 
     @property
     def ends_with_calls(self) -> bool:
         """Whether the answer ends for the caller to make calls."""
         return self._calls is not None and self._calls.calls > 0 and not self._form.calls_are_asked
 
-    def push(self, text: str) -> list[dict[str, Any]]:
-        """Return the deltas that are certain by now."""
+    @property
+    def reasoning_tokens(self) -> int:
+        """Count the tokens that begin between the marks of the reasoning, as far as it has been read."""
+        if self._reasoning is None:
+            return 0
+        begin, end = self._reasoning.span
+        return bisect_left(self._starts, end) - bisect_left(self._starts, begin)
+
+    def push(self, text: str, token_starts: Sequence[int] = ()) -> list[dict[str, Any]]:
+        """Return the deltas that are certain by now. `token_starts`: see `Emit`."""
+        if self._reasoning and not self._reasoning.is_over:
+            self._starts.extend(token_starts)
         reasoning, content = self._reasoning.push(text) if self._reasoning else ("", text)
         return [*self._reasoned(reasoning), *self._deltas(self._parts(content))]
 
@@ -38,7 +51,7 @@ class AnswerReader:
 
     def _reasoned(self, reasoning: str) -> list[dict[str, Any]]:
         text = left_out(reasoning) if self._form.shows_reasoning else ""
-        return [{"reasoning_content": text}] if text else []
+        return [_reasoning(text)] if text else []
 
     def _parts(self, content: str) -> list[Part]:
         if self._calls:
@@ -63,6 +76,11 @@ class AnswerReader:
                 return {"tool_calls": [{"index": number, "function": {"arguments": spelled(text)}}]}
 
 
+def _reasoning(text: str) -> dict[str, Any]:
+    """Write reasoning under vLLM's older name of the field, and its newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def message_of(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Join an answer's deltas to a message, without content where it has calls alone."""
     content = "".join(delta.get("content", "") for delta in deltas)
@@ -76,5 +94,5 @@ def message_of(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
             else:
                 calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
-    message |= {"refusal": None} | ({"reasoning_content": reasoning} if reasoning else {})
+    message |= {"refusal": None} | (_reasoning(reasoning) if reasoning else {})
     return message | ({"tool_calls": calls} if calls else {})

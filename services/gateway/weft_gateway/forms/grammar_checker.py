@@ -17,6 +17,7 @@ from weft_gateway.forms.structured_outputs import StructuredOutput
 WAIT_S = 20.0  # for one grammar, or for the process to start, on a machine that is busy
 MAX_KNOWN = 256
 _LINE = 1 << 20
+_Answer = tuple[str, str, str]  # a grammar; what is wrong, and the parameter
 _PROBE = StructuredOutput("", "regex", "a")
 _ENDINGS: dict[int | None, str] = {  # of the process, where it gave no answer
     -signal.SIGPROF: f"it takes more than {CPU_S:g} s of processor time to compile",
@@ -37,18 +38,18 @@ class GrammarChecker:
     def __init__(self, turns: GrammarTurns) -> None:
         self._process: Process | None = None
         self._turns = turns
-        self._known: LruDict[StructuredOutput, tuple[str, str]] = LruDict(MAX_KNOWN)
+        self._known: LruDict[StructuredOutput, _Answer] = LruDict(MAX_KNOWN)
 
     async def grammar(self, tenant: str, output: StructuredOutput) -> str:
         """Have a grammar built. Raises ParameterError where none compiles, Overloaded, ServiceUnavailable."""
         if (known := self._known.get(output)) is None:
             known = await self._at_its_turn(tenant, output)
-        self._known[output] = grammar, fault = known
+        self._known[output] = grammar, fault, param = known
         if fault:
-            raise ParameterError(f"{output.param}: {fault}.", param=output.param)
+            raise ParameterError(f"{fault}.", param=param)
         return grammar
 
-    async def _at_its_turn(self, tenant: str, output: StructuredOutput) -> tuple[str, str]:
+    async def _at_its_turn(self, tenant: str, output: StructuredOutput) -> _Answer:
         """Wait behind the tenant's own and among others'. Raises ParameterError, Overloaded, ServiceUnavailable."""
         await self._turns.enter(tenant)
         began = time.monotonic()
@@ -57,7 +58,7 @@ class GrammarChecker:
         finally:
             self._turns.leave(tenant, time.monotonic() - began)
 
-    async def _ask(self, output: StructuredOutput) -> tuple[str, str]:
+    async def _ask(self, output: StructuredOutput) -> _Answer:
         """Ask the process, which may have to be started. Raises ParameterError, ServiceUnavailable."""
         process = self._process
         if process is None or process.returncode is not None:
@@ -70,12 +71,10 @@ class GrammarChecker:
         if (answer := await self._answer(process, output, late)) is not None:
             return answer
         if (code := process.returncode) in _ENDINGS:
-            return "", _ENDINGS[code]
+            return "", f"{output.param}: {_ENDINGS[code]}", output.param
         raise ParameterError(f"{output.param}: the process that compiles it ended with {code}.", param=output.param)
 
-    async def _answer(
-        self, process: Process, output: StructuredOutput, late: ServiceUnavailable
-    ) -> tuple[str, str] | None:
+    async def _answer(self, process: Process, output: StructuredOutput, late: ServiceUnavailable) -> _Answer | None:
         """Wait for an answer; None: the process has ended by itself.
 
         A request that is cancelled meanwhile ends the process: its answer would be taken for the next one's.
@@ -100,7 +99,7 @@ class GrammarChecker:
             await process.wait()
 
 
-async def _exchange(process: Process, output: StructuredOutput) -> tuple[str, str] | None:
+async def _exchange(process: Process, output: StructuredOutput) -> _Answer | None:
     """Send a line and read the answer; None: the process has ended by itself."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -113,5 +112,5 @@ async def _exchange(process: Process, output: StructuredOutput) -> tuple[str, st
     if not line:
         await process.wait()
         return None
-    grammar, fault = json.loads(line)
-    return grammar, fault
+    grammar, fault, param = json.loads(line)
+    return grammar, fault, param

@@ -1,6 +1,7 @@
 """A process that builds and compiles grammars, so that a hostile one costs no more than this process.
 
-Lines of JSON: a `StructuredOutput` as a list on standard input; [grammar, ""] or ["", what is wrong] on the output.
+Lines of JSON: a `StructuredOutput` as a list on standard input; [grammar, "", parameter] or ["", what is wrong,
+parameter] on the output.
 One that takes more than CPU_S of processor time ends the process by SIGPROF (time when the machine is busy with others
 does not count); one whose grammar takes too much memory ends it by SIGABRT. `grammar_checker` starts it again.
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from weft.grammars import one_line
 from weft_gateway.forms.structured_outputs import StructuredOutput, grammar_of
+from weft_gateway.forms.tool_grammars import FaultyTool
 
 CPU_S = 1.0  # for one grammar; usual ones take a millisecond
 MEMORY_BYTES = 64 << 20  # for all that grammars take
@@ -26,18 +28,22 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        output = StructuredOutput(*json.loads(line))
+        grammar, fault, param = "", "", output.param
         try:
-            answer = grammar_of(StructuredOutput(*json.loads(line))), ""
+            grammar = grammar_of(output)
+        except FaultyTool as error:
+            fault, param = str(error), error.param
         except ValueError as error:
-            answer = "", str(error)
+            fault = f"{param}: {error}"
         except MemoryError:
-            answer = "", TOO_LARGE
+            fault = f"{param}: {TOO_LARGE}"
         except KeyboardInterrupt:
             return
         except BaseException as error:  # noqa: BLE001 (it is named; also a panic of the library, which is no Exception)
-            answer = "", f"it cannot be compiled: {type(error).__name__}: {one_line(str(error))}"
+            fault = f"{param}: it cannot be compiled: {type(error).__name__}: {one_line(str(error))}"
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(json.dumps((grammar, fault, param)) + "\n")
         sys.stdout.flush()
 
 

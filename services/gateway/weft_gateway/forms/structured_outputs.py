@@ -7,7 +7,6 @@ OpenAI's `response_format`, and vLLM's `structured_outputs`; a request asks for 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -17,24 +16,17 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from weft.domain.request import MAX_GRAMMAR
 from weft.grammars import first_fault, one_line, parser_limits
 from weft_gateway.errors import ParameterError
+from weft_gateway.forms.json_schemas import LONG_NUMBER, explain, keep_enforceable, with_nulls
 from weft_gateway.forms.marks import MarkTokens, ReasoningMarks, in_grammar, is_special
-from weft_gateway.forms.python_calls import PYTHON_NAME
 from weft_gateway.forms.tool_formats import ToolFormat
+from weft_gateway.forms.tool_grammars import describe_answer, grammar_of_tools, keep_enforceable_tools
 from weft_gateway.tolerance import check_names
 
 # Between the parts of a JSON text: pretty-printed or in one line, but no endless run of spaces.
 WHITESPACE = r"\n?[ \t]{0,16}"
-CALL_WHITESPACE = " ?"  # of calls, which nobody reads: families write them in one line
-_NOT_CLOSED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
-_ONE_OF = (
-    "oneOf is taken where its schemas cannot hold at once, as by a required property of different const; otherwise "
-    "write anyOf, or, beside a schema that may have it, strict: false, which takes it as anyOf"
-)
-_INSIDE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")  # a schema
-_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # schemas
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 _OBJECT = '{"type": "object"}'
 _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
+_WRITTEN = re.compile(r"\n *\d+ \| ")  # lines of our own grammar in a message
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|[\w-]+')  # a text, a class, a remark, a name
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
@@ -46,7 +38,8 @@ class StructuredOutput(NamedTuple):
 
     `text`: a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), what `with_tools`
     makes. `whitespace`: a regular expression; `lenient`: keywords of the schema that are not implemented are passed
-    over; `lead`: a grammar of what stands before it, with a rule of that name.
+    over; `lead`: a grammar of what stands before it, with a rule of that name; `reasoning`: the mark that the lead may
+    begin with.
     """
 
     param: str
@@ -55,6 +48,7 @@ class StructuredOutput(NamedTuple):
     whitespace: str = WHITESPACE
     lenient: bool = False
     lead: str = ""
+    reasoning: str = ""
 
 
 def structured_output(response_format: Any = None, structured_outputs: Any = None) -> StructuredOutput | None:
@@ -67,32 +61,52 @@ def structured_output(response_format: Any = None, structured_outputs: Any = Non
 
 
 def grammar_of(output: StructuredOutput) -> str:
-    """Build a grammar that compiles and says what may come first. Raises ValueError with what is wrong."""
-    own = _built(output)
-    grammar = _after_lead(output.lead, own) if output.lead else own
-    if len(grammar.encode()) > MAX_GRAMMAR:
-        raise ValueError(f"its grammar is larger than {MAX_GRAMMAR >> 10} KiB")
-    if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
-        raise ValueError(_ONE_OF if "coerce_one_of" in error else one_line(error))
-    if fault := first_fault(own):
-        raise ValueError(fault)
-    return grammar
+    """Build a grammar that compiles and says what may come first.
+
+    Raises ValueError with what is wrong, of a tool FaultyTool.
+    """
+    if LONG_NUMBER.search(output.text):
+        output = _enforceable(output)  # llguidance rounds such numbers without an error
+    try:
+        return _compiled(output)
+    except ValueError as error:
+        if (other := _enforceable(output)) == output:
+            raise
+        try:
+            return _compiled(other)
+        except ValueError:
+            raise error from None
 
 
 def with_tools(
-    tools: Sequence[Mapping[str, Any]], written: ToolFormat, answer: StructuredOutput | None, *, several: bool
+    tools: Sequence[Mapping[str, Any]],
+    written: ToolFormat,
+    answer: StructuredOutput | None,
+    *,
+    several: bool,
+    is_free: bool = False,
+    only: str | None = None,
 ) -> StructuredOutput:
     """Bind an answer to calls of these tools (OpenAI's functions), or to `answer`; None: it has to call.
 
-    Calls are written as the model's family writes them. Raises ParameterError where both cannot stand side by side.
+    `is_free`: or to text, and text before the calls; of their arguments only those of strict tools are bound to their
+    schema. `only`: the function that may be called. Calls are written as the model's family writes them. Raises
+    ParameterError where calls and `answer` cannot stand side by side.
     """
     if answer is not None and answer.kind != "json":
         text = f"{answer.param} cannot stand beside tools: of an answer that may call them the other form is JSON."
         raise ParameterError(text, param=answer.param)
-    functions = [tool["function"] for tool in tools]
-    beside = answer and {"text": answer.text, **_options(answer)}
-    asked = {"functions": functions, "written": asdict(written), "several": several, "answer": beside}
-    return StructuredOutput("tools", "tools", json.dumps(asked))
+    beside = answer and {"text": answer.text, "options": _options(answer)}
+    answer_form = describe_answer(tools, written, beside, several=several, is_free=is_free, only=only)
+    return StructuredOutput("tools", "tools", json.dumps(answer_form))
+
+
+def behind_reasoning(
+    output: StructuredOutput, around: ReasoningMarks, tokens: MarkTokens, *, begun: bool
+) -> StructuredOutput:
+    """Bind what follows the reasoning of an answer; `begun`: the prompt has begun it."""
+    lead = grammar_of_lead(around, tokens, begun=begun)
+    return output._replace(lead=lead, reasoning="" if begun else around.begin)
 
 
 def grammar_of_lead(around: ReasoningMarks, tokens: MarkTokens, *, begun: bool) -> str:
@@ -112,88 +126,6 @@ def grammar_of_lead(around: ReasoningMarks, tokens: MarkTokens, *, begun: bool) 
         r"BEFORE: /\n{0,2}/",  # few texts: whoever begins with one has to reason
     ]
     return "\n".join(rules)
-
-
-def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
-    """Write Lark: calls in their family's format, or the other answer."""
-    written = ToolFormat(**asked["written"])
-
-    def mark(text: str) -> str:
-        return in_grammar(text, written.marks)
-
-    def call(index: int, function: Mapping[str, Any]) -> str:
-        if written.python and (named := _keywords(f"call_{index}", function)):
-            return named
-        schema = json.dumps(_call(function, written))
-        if not written.arguments_mark:
-            return f"{mark(written.begin)} %json {schema} {mark(written.end)}"
-        call_id = f"({mark(written.id_mark)} /[0-9A-Za-z]{{{written.id_chars}}}/)?" if written.id_mark else ""
-        return f"{mark(written.begin + function['name'])} {call_id} {mark(written.arguments_mark)} %json {schema}"
-
-    rules = [f"call_{index}: {call(index, function)}" for index, function in enumerate(asked["functions"])]
-    any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
-    more = f" ({mark(written.between)} call)*" if asked["several"] else ""
-    start = "start: calls"
-    if answer := asked["answer"]:
-        schema = json.loads(_with_nulls(answer.pop("text")))
-        start += f" | answer\nanswer: %json {json.dumps({**schema, 'x-guidance': answer})}"
-    spelled = f"({mark(written.spelled)})?" if written.spelled else ""
-    calls = f"calls: {spelled} {mark(written.first)} call{more} {mark(written.last)}"
-    return "\n".join([start, calls, f"call: {any_call}", *rules])
-
-
-def _keywords(name: str, function: Mapping[str, Any]) -> str:
-    """Write what follows the name of a rule: Python's call, and the rules of its arguments, in the schema's order.
-
-    "": the schema says more than properties, and the call is an object.
-    """
-    schema = _nullable(_closed(function.get("parameters") or {"properties": {}}))
-    is_wider = (_NOT_CLOSED - {"additionalProperties"}) & schema.keys() or schema.get("additionalProperties")
-    properties = {} if is_wider else schema.get("properties", {})
-    if is_wider or not isinstance(properties, dict) or not all(map(PYTHON_NAME.fullmatch, properties)):
-        return ""
-    beside = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    beside["x-guidance"] = {"whitespace_pattern": CALL_WHITESPACE, "lenient": not function.get("strict")}
-    rules = [f'"{function["name"]}(" {name}_first0 ")"']
-    for index, (key, value) in enumerate(properties.items()):
-        typed = json.dumps({**({"not": {}} if value is False else {} if value is True else value), **beside})
-        after, skips = f"{name}_more{index + 1}", key not in schema.get("required", ())
-        rules.append(f'{name}_value{index}: "{key}=" %json {typed}')
-        rules.append(f"{name}_first{index}: {name}_value{index} {after}{f' | {name}_first{index + 1}' * skips}")
-        rules.append(f'{name}_more{index}: (", " {name}_value{index}){"?" * skips} {after}')
-    return "\n".join([*rules, f'{name}_first{len(properties)}: ""', f'{name}_more{len(properties)}: ""'])
-
-
-def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
-    """Write the JSON schema of a call, or of its arguments; the definitions that these refer to stand at its root."""
-    arguments = _nullable(_closed(function.get("parameters") or {"properties": {}}))
-    options = {"x-guidance": {"whitespace_pattern": CALL_WHITESPACE, "lenient": not function.get("strict")}}
-    if written.arguments_mark:
-        return {"type": "object", **arguments, **options}
-    shared = {name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments}
-    return {
-        **shared,
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, written.arguments: {"type": "object", **arguments}},
-        "required": ["name", written.arguments],
-        "additionalProperties": False,
-        **options,
-    }
-
-
-def _closed(schema: Any) -> Any:
-    """Close a schema of arguments: objects have the properties that they name, and no function takes others.
-
-    An object that several schemas describe, or that says itself what else it may have, stays as it is.
-    """
-    if not isinstance(schema, dict):
-        return schema
-    inside = {name: _closed(schema[name]) for name in ("items",) if name in schema}
-    for name in ("properties", "$defs", "definitions"):
-        if isinstance(schema.get(name), dict):
-            inside[name] = {key: _closed(value) for key, value in schema[name].items()}
-    closed = {} if _NOT_CLOSED & schema.keys() or "properties" not in schema else {"additionalProperties": False}
-    return {**schema, **inside, **closed}
 
 
 def _options(output: StructuredOutput) -> dict[str, Any]:
@@ -295,13 +227,42 @@ def _wrong(param: str, what: str) -> ParameterError:
 # ---- grammars
 
 
+def _compiled(output: StructuredOutput) -> str:
+    """Build a grammar and compile it. Raises ValueError."""
+    own = _built(output)
+    grammar = _after_lead(output.lead, own) if output.lead else own
+    if len(grammar.encode()) > MAX_GRAMMAR:
+        remedy = "; send fewer tools, or fewer that are strict" if output.kind == "tools" else ""
+        raise ValueError(f"its grammar is larger than {MAX_GRAMMAR >> 10} KiB{remedy}")
+    if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
+        raise ValueError(explain(_WRITTEN.split(error)[0] if output.kind == "tools" else error))
+    if fault := first_fault(own):
+        raise ValueError(fault)
+    return grammar
+
+
+def _enforceable(output: StructuredOutput) -> StructuredOutput:
+    """Leave out what cannot be enforced where the client is not strict. Raises ValueError, which names what it is."""
+    try:
+        match output.kind:
+            case "json":
+                schema = keep_enforceable(json.loads(with_nulls(output.text)), _options(output))
+                return output._replace(text=json.dumps(schema))
+            case "tools":
+                return output._replace(text=json.dumps(keep_enforceable_tools(json.loads(output.text))))
+            case _:
+                return output
+    except json.JSONDecodeError:
+        return output
+
+
 def _built(output: StructuredOutput) -> str:
     match output.kind:
         case "json":
             defaults: Any = _options(output)
-            return LLMatcher.grammar_from_json_schema(_with_nulls(output.text), defaults=defaults)
+            return LLMatcher.grammar_from_json_schema(with_nulls(output.text), defaults=defaults)
         case "tools":
-            return LLMatcher.grammar_from_lark(_grammar_of_tools(json.loads(output.text)))
+            return LLMatcher.grammar_from_lark(grammar_of_tools(json.loads(output.text), output.reasoning))
         case "regex":
             return LLMatcher.grammar_from_regex(_ascii_classes(_unanchored(output.text)))
         case "choice":
@@ -309,39 +270,6 @@ def _built(output: StructuredOutput) -> str:
             return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # one lexeme, however many there are
         case _:
             return LLMatcher.grammar_from_lark(_lark(output.text))
-
-
-def _with_nulls(text: str) -> str:
-    """Say OpenAPI's `nullable` in a JSON schema's own words; what is no JSON stays as it is."""
-    if '"nullable"' not in text:
-        return text
-    try:
-        return json.dumps(_nullable(json.loads(text)))
-    except json.JSONDecodeError:
-        return text
-    except RecursionError as error:
-        raise ValueError("it is too deeply nested") from error
-
-
-def _nullable(schema: Any) -> Any:
-    """Let a schema take null where it says `nullable: true`; in enum, too: whoever writes both means it."""
-    if not isinstance(schema, dict):
-        return schema
-    inside: dict[str, Any] = {key: _nullable(schema[key]) for key in _INSIDE if isinstance(schema.get(key), dict)}
-    for key in _LISTED:
-        if isinstance(schema.get(key), list):
-            inside[key] = [_nullable(one) for one in schema[key]]
-    for key in _NAMED:
-        if isinstance(schema.get(key), dict):
-            inside[key] = {name: _nullable(one) for name, one in schema[key].items()}
-    if not isinstance(nullable := schema.get("nullable", False), bool):
-        raise ValueError("nullable is true or false")
-    whole = {**schema, **inside}
-    whole.pop("nullable", None)
-    if not nullable:
-        return whole
-    shared = {key: whole.pop(key) for key in ("$defs", "definitions", "$schema", "$id") if key in whole}
-    return {**shared, "anyOf": [whole, {"type": "null"}]}
 
 
 def _after_lead(lead: str, grammar: str) -> str:

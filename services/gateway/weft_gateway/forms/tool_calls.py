@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from weft_gateway import exact_json
 from weft_gateway.forms.marks import begun, stand_in
 from weft_gateway.forms.python_calls import PythonCalls
 from weft_gateway.forms.tool_formats import MISTRAL, ToolFormat
@@ -227,8 +228,8 @@ class ToolCallParser:
 
         `whole`: it may have no arguments.
         """
-        with contextlib.suppress(orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper than it writes
-            match orjson.loads(text):
+        with contextlib.suppress(ValueError, TypeError):  # no JSON, or deeper than what is written
+            match exact_json.loads(text):
                 case {"function": {"name": str(name), **fields}} | {"name": str(name), **fields} if name:
                     arguments = fields.get("arguments", fields.get("parameters"))
                     if arguments is not None or (whole and fields.keys() <= _BESIDE_ARGUMENTS):
@@ -421,7 +422,7 @@ def _json_of(arguments: Any) -> str:
         with contextlib.suppress(orjson.JSONDecodeError):
             orjson.loads(arguments)
             return arguments
-    return orjson.dumps(arguments or {}).decode()
+    return exact_json.dumps(arguments or {}).decode()
 
 
 def _name_of(spelled: str) -> str:

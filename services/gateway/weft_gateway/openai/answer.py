@@ -17,12 +17,14 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from weft.domain.request import FinishReason
+from weft.domain.request import DraftUse, FinishReason
 from weft.telemetry.logs import kv
 from weft_gateway.core.events import Emit, End, Failure, Finish, PreparedRequest
 from weft_gateway.errors import ApiError, Internal, from_failure
+from weft_gateway.hints import ignored_header
 from weft_gateway.openai.call import AnswerEncoder, Call, ModelEndpoint
-from weft_gateway.openai.response_format import PING, usage_of
+from weft_gateway.openai.response_format import PING
+from weft_gateway.openai.usage import CallUsage
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.rate_limits import AdmittedCall
 from weft_gateway.shell.request_manager import PendingAnswer
@@ -62,6 +64,7 @@ class Answer(Response):
         self.choices = tuple([PendingAnswer(self._event.set, call.route.model_name) for _ in range(answers)])
         self._open = dict(enumerate(self.choices))  # those whose finish is not sent yet
         self._own_headers = {"x-weft-model-digest": call.digest} | (admitted.headers if admitted else {})
+        self._own_headers |= ignored_header(call.params.ignored)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's form)
         watch = asyncio.create_task(self._watch(receive), name=f"watch {self._requests[0].request_id}")
@@ -123,10 +126,23 @@ class Answer(Response):
         return from_failure(failure) if failure else None
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> CallUsage:
         """The tokens used: each prompt's once, those of every answer that has ended."""
         prompt_tokens = sum(len(request.prompt) for request in self._requests)
-        return usage_of(prompt_tokens, sum(one.outcome.completion_tokens for one in self._ends))
+        completion_tokens = sum(end.outcome.completion_tokens for end in self._ends)
+        uses = None if self.call.params.expected is None else [end.draft_use for end in self._ends]
+        draft_use = None if uses is None else DraftUse(*(sum(use[at] for use in uses) for at in range(2)))
+        reasoning_tokens = self._encoder.reasoning_tokens
+        return CallUsage(prompt_tokens, completion_tokens, self._cached_tokens, reasoning_tokens, draft_use)
+
+    @property
+    def _cached_tokens(self) -> int:
+        """Count the tokens of the prompts that no answer had to compute: of several, the first to run computes them."""
+        if len(self.choices) == 1:
+            return self.choices[0].cached_tokens or 0
+        counts, drawn = [answer.cached_tokens for answer in self.choices], self.call.params.drawn
+        prompts = [counts[first : first + drawn] for first in range(0, len(counts), drawn)]
+        return sum(min((count for count in prompt if count is not None), default=0) for prompt in prompts)
 
     async def whole(self) -> bytes | None:
         """The body, once every choice has ended; None: the client went away before. Raises ApiError."""
@@ -172,17 +188,18 @@ class Answer(Response):
         self._abandon()
         usage, manager, trace = self.usage, self._state.manager, self.call.trace
         if self._admitted:
-            manager.limits.settle(self._admitted, usage["total_tokens"])
+            manager.limits.settle(self._admitted, usage.total_tokens)
         error = self.error or (None if self.over else Internal(""))
         status = 499 if self.client_gone else error.status if error else 200
         code = error.code if error else "client_gone" if status == 499 else ""
         first = self._requests[0]
         manager.count_answer(first.route.model_name, first.namespace, status, code)
         if trace:
-            trace.answered(self._requests, self._ends, status, error)
+            more = self._encoder.span_attributes
+            trace.answered(self.call.params, self._requests, self._ends, usage, more, status, error)
         log.info("finished", extra=kv(**self._access(usage, status, error)))
 
-    def _access(self, usage: dict[str, int], status: int, error: ApiError | None) -> dict[str, object]:
+    def _access(self, usage: CallUsage, status: int, error: ApiError | None) -> dict[str, object]:
         """Collect the access log's fields: who asked which model, what came of it. Nothing of prompt or answer."""
         first, params, ends = self._requests[0], self.call.params, self._ends
         user = params.safety_identifier or params.user
@@ -196,8 +213,9 @@ class Answer(Response):
             "reason": ",".join(sorted({one.end.reason.name for one in ends})),
             "duration_ms": max((one.outcome.total_ms for one in ends), default=0),
             "ttft_ms": min((one.outcome.ttft_ms for one in ends if one.ttft_s is not None), default=None),
-            "prompt_tokens": usage["prompt_tokens"],
-            "completion_tokens": usage["completion_tokens"],
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens or None,
             "n": first.n if first.n > 1 else None,
             "prompts": len(self._requests) if len(self._requests) > 1 else None,
             "trace_id": self.call.trace and self.call.trace.trace_id,
@@ -221,10 +239,14 @@ class Answer(Response):
 
     async def _send_stream(self, send: Send) -> None:
         start, begun, over = _start(200, _SSE_HEADERS | self._own_headers), False, False
+        counted = False  # every choice has begun
         with contextlib.closing(IdleWatch(self._event.set, asyncio.get_running_loop())) as idle:
             while not over:
                 await self.wait()
                 over = self.over  # asked before the chunk is made: what comes meanwhile is the next one's
+                if not counted:
+                    counted = all(answer.cached_tokens is not None for answer in self.choices)
+                    self._encoder.cached_tokens = self._cached_tokens
                 first = b"" if begun else self._encoder.first_chunk()
                 chunk = await self._next_chunk()
                 if over and self.client_gone:

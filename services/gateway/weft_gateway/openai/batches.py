@@ -11,8 +11,8 @@ from starlette.responses import Response
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, BatchError, BatchJob, NewBatch, Page
 from weft_gateway.openai.fields import Metadata
 from weft_gateway.openai.http_requests import Query, json_body, json_response, listed, principal_of, tenant_of
-from weft_gateway.openai.responses_format import usage_of_items
 from weft_gateway.openai.schema import Strict, parse
+from weft_gateway.openai.usage import CallUsage
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.rate_limits import check_quota
@@ -35,6 +35,8 @@ def _window(value: Any) -> Any:
 
 class BatchRequest(Strict):
     """`POST /v1/batches`."""
+
+    api = None
 
     input_file_id: str = Field(min_length=1, max_length=MAX_ID, description="a file of purpose `batch`: JSON lines")
     endpoint: Annotated[str, BeforeValidator(_endpoint)] = Field(description="of every line")
@@ -95,7 +97,7 @@ def _batch(batch: BatchJob) -> dict[str, Any]:
         "cancelling_at": batch.cancelling_unix_s or None,
         "cancelled_at": batch.cancelled_unix_s or None,
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
-        "usage": usage_of_items(batch.prompt_tokens, batch.completion_tokens),
+        "usage": _usage(batch).of_items(),
         "metadata": dict(batch.metadata) or None,
     }
 
@@ -103,3 +105,7 @@ def _batch(batch: BatchJob) -> dict[str, Any]:
 def _error(error: BatchError) -> dict[str, Any]:
     where = {"line": error.line or None, "param": error.param or None}
     return {"code": error.code, "message": error.message, **where}
+
+
+def _usage(batch: BatchJob) -> CallUsage:
+    return CallUsage(batch.prompt_tokens, batch.completion_tokens, batch.cached_tokens, batch.reasoning_tokens)

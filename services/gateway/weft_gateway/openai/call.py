@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -14,6 +14,7 @@ from weft_gateway.errors import ApiError
 from weft_gateway.forms.answer_form import AnswerForm
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
+from weft_gateway.openai.usage import CallUsage
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids
 from weft_gateway.shell.tokenizer import ModelTokenizer
@@ -60,21 +61,37 @@ class Call:
     tokenizer: ModelTokenizer = field(init=False)
     prompts: Sequence[Prompt] = field(init=False)
     digest: str = field(init=False)  # of the weights that answer
+    draft: tuple[int, ...] = ()  # what its client expects of each answer
 
 
 class AnswerEncoder(ABC):
     """Writes an answer as an API has it: whole, or in chunks, the first one before any token.
 
     `index` is that of a choice: those to the first prompt come first. `media_type` and `headers` are those of a whole
-    answer, once there is its body.
+    answer, once there is its body. `cached_tokens`: of the prompts, reused for the choices of a stream that have begun.
     """
 
     media_type: str = JSON
     headers: Mapping[str, str] = MappingProxyType({})
+    cached_tokens: int = 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Count the tokens of the reasoning in the choices, as far as they are written."""
+        return 0
+
+    @property
+    def span_attributes(self) -> Mapping[str, str | None]:
+        """What this API's answer has more, by names of OpenTelemetry's conventions."""
+        return {}
 
     def first_chunk(self) -> bytes:
         """Open a stream, before any token."""
         return b""
+
+    def _with_reasoning(self, usage: CallUsage) -> CallUsage:
+        """Complete the usage by what has been counted while the choices were written."""
+        return replace(usage, reasoning_tokens=self.reasoning_tokens)
 
     @abstractmethod
     def chunk(self, index: int, emit: Emit) -> bytes: ...
@@ -83,11 +100,11 @@ class AnswerEncoder(ABC):
     def finish_chunk(self, index: int, end: End) -> bytes: ...
 
     @abstractmethod
-    def last_chunk(self, usage: dict[str, int]) -> bytes:
+    def last_chunk(self, usage: CallUsage) -> bytes:
         """Close a stream."""
 
     @abstractmethod
-    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes: ...
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes: ...
 
     def error_body(self, error: ApiError) -> bytes:
         """Write an error before the first byte."""
@@ -111,7 +128,7 @@ class ModelEndpoint(ABC, Generic[T]):
     operation: ClassVar[str] = "chat"
     encoder: Callable[[Any, Call], AnswerEncoder]
     completed: Callable[[AppState, Call, Any], Awaitable[T]] | None = None
-    before_end: Callable[[AppState, Call, Any, dict[str, int]], Awaitable[bytes | None]] | None = None
+    before_end: Callable[[AppState, Call, Any, CallUsage], Awaitable[bytes | None]] | None = None
 
     @abstractmethod
     def parse(self, body: bytes) -> T:

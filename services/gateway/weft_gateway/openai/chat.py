@@ -159,6 +159,7 @@ class BatchedChats(ChatRequest):
         request = checked(cls, value | {"messages": chats[0]})
         if request.stream:
             raise ParameterError("stream: the answers to many chats are written whole; leave it out.", param="stream")
+        request.note_ignored(frozenset().union(*(chat.ignored for chat in checked_chats)))
         request._chats = checked_chats
         return request
 

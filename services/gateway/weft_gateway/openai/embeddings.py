@@ -25,6 +25,7 @@ from weft_gateway.openai.completions import CompletionEndpoint
 from weft_gateway.openai.fields import MAX_INT32, Prompts, Whole
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import MAX_CALLER_ID, ChatPrompt, CompletionRequest, Strict, checked, object_of, parse
+from weft_gateway.openai.usage import CallUsage
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 from weft_gateway.shell.tokenizer import ModelTokenizer
 
@@ -143,7 +144,11 @@ def _pooled(
 ) -> PooledRequest:
     names = ("truncate_prompt_tokens", "truncation_side", "cache_salt", "priority", "user")
     common = {name: getattr(asked, name) for name in names}
-    return form.model_construct(model=asked.model, prompt=tuple(prompts), max_tokens=0, asked=asked, **common, **more)
+    request = form.model_construct(
+        model=asked.model, prompt=tuple(prompts), max_tokens=0, asked=asked, **common, **more
+    )
+    request.note_ignored(asked.ignored)
+    return request
 
 
 def _embedded(value: dict[str, Any]) -> PooledRequest:
@@ -172,18 +177,14 @@ def normalized(vector: Vector) -> Vector:
     return array("f", [x / length for x in vector]) if length else vector
 
 
-def _used(usage: dict[str, int]) -> dict[str, int]:
-    return {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["total_tokens"]}
-
-
 class _VectorEncoder(CompletionEncoder):
     """Vectors are whole: nothing is streamed."""
 
     _params: PooledRequest
 
-    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
         vectors = [vector_of(emit.state) for emit, _ in choices]
-        return orjson.dumps({**self._head, **self._found(vectors), "usage": _used(usage)})
+        return orjson.dumps({**self._head, **self._found(vectors), "usage": usage.of_vectors()})
 
     def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         raise NotImplementedError
@@ -196,7 +197,7 @@ class EmbeddingsEncoder(_VectorEncoder):
     def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         return {"data": [{"object": self.item, "index": i, self.field: self._form(v)} for i, v in enumerate(vectors)]}
 
-    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
         form = self._params.asked.encoding_format
         if not form.startswith("bytes"):
             return super().body(choices, usage)
@@ -206,7 +207,7 @@ class EmbeddingsEncoder(_VectorEncoder):
             self.headers = {"metadata": orjson.dumps(self._metadata(parts, usage)).decode()}
         return b"".join(map(bytes, parts))
 
-    def _metadata(self, parts: Sequence[Sized], usage: dict[str, int]) -> dict[str, Any]:
+    def _metadata(self, parts: Sequence[Sized], usage: CallUsage) -> dict[str, Any]:
         """Say where each vector stands in the body, for vLLM's clients."""
         asked: _VectorForm = self._params.asked
         data, start = list[dict[str, Any]](), 0
@@ -214,7 +215,7 @@ class EmbeddingsEncoder(_VectorEncoder):
             about = {"embed_dtype": asked.embed_dtype, "endianness": asked.endianness, "shape": [self._size]}
             data.append({"index": index, **about, "start": start, "end": start + len(part)})
             start += len(part)
-        return {**self._head, "data": data, "usage": _used(usage)}
+        return {**self._head, "data": data, "usage": usage.of_vectors()}
 
     def _form(self, vector: Vector) -> Any:
         asked: _VectorForm = self._params.asked
@@ -353,7 +354,13 @@ class ScoreEndpoint(EmbeddingsEndpoint):
 
     def parse(self, body: bytes) -> PooledRequest:
         value = object_of(body)
-        asked = checked(ScoreRequest, {SCORE_NAMES.get(name, name): item for name, item in value.items()})
+        texts = dict[str, Any]()
+        for name, item in value.items():
+            usual_name = SCORE_NAMES.get(name, name)
+            if item is not None and usual_name in texts:
+                raise ParameterError(f"{name}: expected one name of {usual_name}, got two. Leave it out.", param=name)
+            texts |= {} if item is None else {usual_name: item}
+        asked = checked(ScoreRequest, texts)
         if len(asked.text_1) + len(asked.text_2) > MAX_PROMPTS:
             raise ParameterError(f"text_1 and text_2 may have {MAX_PROMPTS} texts together.", param="text_2")
         return _pooled(ScoredRequest, asked, [*asked.text_1, *asked.text_2])

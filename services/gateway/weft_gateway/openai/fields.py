@@ -1,4 +1,7 @@
-"""The values of parameters: what a client's JSON may hold, as typed values. Each raises PydanticCustomError."""
+"""The values of parameters: what a client's JSON may hold, as typed values.
+
+Each raises PydanticCustomError, or ParameterError where it names a part of the parameter.
+"""
 
 import re
 from collections.abc import Collection, Sequence
@@ -10,10 +13,12 @@ from pydantic_core import PydanticCustomError
 from weft.domain.batch import METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
 from weft.domain.request import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKENS
 from weft_gateway.core.answer_text import MAX_STOP_CHARS, MAX_STOPS
+from weft_gateway.errors import ParameterError
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 from weft_gateway.tolerance import unknown_of
 
 MAX_INT32 = 2**31 - 1
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 MAX_EXACT = 2**53  # of a float: every whole number up to it is one
 MAX_BIASES, MAX_BIAS = 300, 100
 NAMED, NAMED_CHARS = 8, 32  # of what is wrong in a map
@@ -22,9 +27,10 @@ MAX_BAD_TEXT_CHARS = 256
 MAX_TOOLS = 128
 MAX_DEPTH = 32  # of values inside values that a chat template gets, or that an answer repeats
 MAX_VALUES = 1 << 19  # of such a value
-MAX_CONTAINERS = 1 << 17  # arrays and objects of a body: they hold the interpreter for 30 ms while they are parsed
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _FUNCTION_FIELDS = frozenset("name description parameters strict return".split())  # return: Hugging Face's
+_TOOL_FIELDS = frozenset(("type", "function"))
+_KINDS = (("parameters", dict, "an object"), ("description", str, "a string"), ("strict", bool, "true or false"))
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -101,35 +107,40 @@ def check_member_names(what: str, value: dict[str, Any], known: frozenset[str]) 
 
 
 def _tools(value: Any) -> list[dict[str, Any]]:
-    """Check OpenAI's functions, no two of one name; they stay as they are: a chat template gets them."""
-    fits = isinstance(value, list) and len(value) <= MAX_TOOLS and all(map(_is_function, value))
-    if not fits or len({tool["function"]["name"] for tool in value}) < len(value):
-        raise PydanticCustomError(
-            "tools",
-            'must be a list of at most {count} functions of different names: {"type": "function", "function": '
-            '{"name": "up to 64 letters, digits, _ . and -", "description": "...", "parameters": {...}}}',
-            {"count": MAX_TOOLS},
-        )
-    functions = [_at_once(tool["function"]) for tool in value]
-    for tool, function in zip(value, functions, strict=True):
-        check_member_names("of a tool", _at_once(tool), frozenset(("type", "function", "cache_control")))
-        check_member_names("of a tool's function", function, _FUNCTION_FIELDS)
-    return bounded([{"type": "function", "function": function} for function in functions])
+    """Check OpenAI's functions, no two of one name; they stay as they are: a chat template gets them.
+
+    Raises ParameterError, which names the tool.
+    """
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise PydanticCustomError("tools", "must be a list of at most {count} functions", {"count": MAX_TOOLS})
+    indices: dict[str, int] = {}
+    return bounded([_tool(tool, index, indices) for index, tool in enumerate(value)])
 
 
-def _at_once(value: dict[str, Any]) -> dict[str, Any]:
-    """Leave out vLLM's and SGLang's wish not to be loaded later, which is what happens."""
-    return {name: item for name, item in value.items() if name != "defer_loading" or item is not False}
-
-
-def _is_function(tool: Any) -> bool:
+def _tool(tool: Any, index: int, indices: dict[str, int]) -> dict[str, Any]:
+    """Check a function. `indices`: those of the functions before it, by name. Raises ParameterError."""
+    where = f"tools[{index}]"
     match tool:
-        case {"function": {"name": str(name), **others}, **more} if more.get("type") in (None, "function"):
-            kinds = {"parameters": dict, "description": str, "strict": bool}
-            typed = all(isinstance(others[key], kinds[key]) for key in kinds if others.get(key) is not None)
-            return bool(_TOOL_NAME.fullmatch(name)) and typed
+        case {"function": {"name": str(name)} as function, **more} if more.get("type") in (None, "function"):
+            pass
         case _:
-            return False
+            form = '{"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}'
+            raise ParameterError(f"{where}: must be {form}.", param=where)
+    fault = next(
+        (f"{key}: must be {what}" for key, kind, what in _KINDS if not isinstance(function.get(key), kind | None)), ""
+    )
+    kind = "object" if fault else (function.get("parameters") or {}).get("type") or "object"
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        fault = f"parameters.type: expected 'object', got {str(kind)[:64]!r}"
+    if not _TOOL_NAME.fullmatch(name):
+        fault = "name: must be 1 to 64 letters, digits, _ . and -"
+    elif (earlier := indices.setdefault(name, index)) != index:
+        fault = f"name: must be another one than that of tools[{earlier}]"
+    elif unknown := unknown_of(tool, _TOOL_FIELDS) or unknown_of(function, _FUNCTION_FIELDS):
+        fault = f"{unknown}: is not supported; {', '.join(sorted(_FUNCTION_FIELDS))} are"
+    if fault:
+        raise ParameterError(f"{where} ({name[:64]}): {fault}.", param=where)
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(value: Any) -> str | dict[str, str]:

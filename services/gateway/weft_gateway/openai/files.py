@@ -22,6 +22,7 @@ from weft_gateway.openai.http_requests import (
 )
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
+from weft_gateway.tolerance import advice
 
 UPLOAD_SECONDS = 900.0  # for a whole file
 FORM_BYTES = 64 << 10  # of a form beside its file
@@ -163,7 +164,9 @@ class UploadForm:
     async def _field(self, part: Part) -> None:
         """Read and check a part that is no file."""
         if part.name != "purpose":
-            text = f"The parameter {part.name[:64]} is not supported. Supported: {', '.join(FIELDS)}."
+            remedy = advice(part.name.partition("[")[0])
+            refusal = ": ".join(filter(None, [f"The parameter {part.name[:64]} is not supported", remedy]))
+            text = f"{refusal}. Supported: {', '.join(FIELDS)}."
             raise ParameterError(text, param=part.name[:64], code="unsupported_parameter")
         value = b""
         while (piece := await anext(self._pieces)) is not None:

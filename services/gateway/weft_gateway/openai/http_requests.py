@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import time
 import zlib
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from weft_gateway import exact_json
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import (
     BadRequest,
@@ -22,6 +22,7 @@ from weft_gateway.errors import (
     UnsupportedMediaType,
     from_failure,
 )
+from weft_gateway.hints import ignored_header
 from weft_gateway.openai.call import JSON, Call, ModelEndpoint, T
 from weft_gateway.openai.prepare import submit
 from weft_gateway.openai.spans import RequestTrace
@@ -102,8 +103,9 @@ async def in_turns(entries: Iterable[E]) -> AsyncGenerator[E]:
         yield entry
 
 
-def json_response(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type=JSON)
+def json_response(value: dict[str, Any], ignored: Collection[str] = ()) -> Response:
+    """Write an answer. `ignored`: the hints of the request that were ignored."""
+    return Response(exact_json.dumps(value), media_type=JSON, headers=ignored_header(ignored))
 
 
 async def json_body(state: AppState, request: Request, tenant: str) -> bytes:

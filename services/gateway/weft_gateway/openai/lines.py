@@ -38,7 +38,7 @@ DRAIN_S = 1.0  # for what is queued to reach the batch service before the proces
 MAX_ANSWER_BYTES = 8 << 20  # of a line, log probabilities and all
 RETRIED = frozenset(
     "rate_limit_exceeded queue_full slo_unattainable shutting_down no_scheduler no_runner_available "
-    "model_not_ready".split()
+    "model_not_ready runner_full".split()
 )
 ENDPOINTS: Mapping[str, ModelEndpoint[Any]] = {endpoint.path: endpoint for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS)}
 Key = tuple[str, int]  # batch and line
@@ -159,7 +159,7 @@ class LineRunner:
                 usage = answer.usage
             finally:
                 answer.leave()
-            tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            tokens = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens
             return LineResult(line.batch_id, line.line, 200, ids.client_request_id, body, *tokens)
         except ApiError as error:
             refusal = error

@@ -43,6 +43,8 @@ LABEL_CHARS = 63
 class LoadRequest(Strict):
     """`POST /v1/load_lora_adapter`, as in vLLM."""
 
+    api = None
+
     lora_name: str = Field(min_length=1, max_length=253, description="what clients send as model")
     lora_path: str = Field(min_length=1, max_length=2048, description="a folder, hf://ORG/NAME[@REVISION], s3://...")
     load_inplace: bool = Field(False, description="an adapter that has the name gets this content")
@@ -59,8 +61,9 @@ class AlreadyLoaded(ParameterError):
 class UnloadRequest(Strict):
     """`POST /v1/unload_lora_adapter`, as in vLLM."""
 
+    api = None
+
     lora_name: str = Field(min_length=1, max_length=253, description="of an adapter, however it was published")
-    lora_int_id: int | None = Field(None, description="without effect: the name says which")
 
 
 async def load_lora_adapter(state: AppState, request: Request) -> Response:
@@ -109,7 +112,9 @@ async def _load(state: AppState, objects: ObjectsClient, asked: LoadRequest) -> 
         raise AlreadyLoaded(f"{text} {help_}", param="lora_name")
     obj = before or _new_adapter(name, _pool(await objects.list("servingpools"), asked.base_model_name), adapters)
     namespace = obj["metadata"]["namespace"]
-    source = _remote_source(asked.lora_path) or await _stored_folder(state, asked.lora_path, namespace)
+    source = _remote_source(asked.lora_path, state.settings.adapter_roots) or await _stored_folder(
+        state, asked.lora_path, namespace
+    )
     if source == obj["spec"].get("source") and not source["uri"].startswith("depot:"):
         text = "lora_path: the adapter has this source already; name another revision, as hf://ORG/NAME@COMMIT."
         raise ParameterError(text, param="lora_path", code="source_unchanged")  # it is read once
@@ -168,21 +173,26 @@ def _new_adapter(name: str, pool: Object, adapters: Sequence[Object]) -> Object:
     return {"metadata": {"namespace": namespace, "name": label}, "spec": spec}
 
 
-def _remote_source(path: str) -> dict[str, str] | None:
-    """An artifact's source; None: the path is of a folder, as vLLM looks for one before a repository.
+def _remote_source(path: str, roots: Sequence[Path]) -> dict[str, str] | None:
+    """An artifact's source; None: the path is of a folder below a root, as vLLM looks for one before a repository.
 
     Raises ParameterError.
     """
     if path.startswith("s3://"):
         return {"uri": path}
     found = REPOSITORY.fullmatch(path.removeprefix("hf://").removeprefix("hf:"))
-    if found and not (path == found[0] and Path(path).is_dir()):
+    if found and not (path == found[0] and _is_folder(path, roots)):
         revision = {"revision": found["revision"]} if found["revision"] else {}
         return {"uri": f"hf:{found['name']}", **revision}
     if ":" in path.partition("/")[0]:
         text = "lora_path: takes a folder, hf://ORG/NAME[@REVISION] or s3://BUCKET/PREFIX."
         raise ParameterError(text, param="lora_path")
     return None
+
+
+def _is_folder(path: str, roots: Sequence[Path]) -> bool:
+    folder = Path(path)  # links in a circle are no folder, and `resolve` would raise
+    return folder.is_dir() and any(folder.resolve().is_relative_to(root.resolve()) for root in roots)
 
 
 async def _stored_folder(state: AppState, path: str, namespace: str) -> dict[str, str]:
@@ -208,9 +218,13 @@ def _files_of(path: str, roots: Sequence[Path]) -> dict[str, Path]:
     """
     below = [root.resolve() for root in roots]
     names = (*FILES, *OPTIONAL_FILES, *OTHER_FORMS)
-    files = {name: Path(path).expanduser().absolute() / name for name in names}
-    found = {name: file.resolve() for name, file in files.items()}
-    if not all(any(file.is_relative_to(root) for root in below) for file in found.values()):
+    home = path == "~" or path.startswith("~/")  # of this user: other names of users are not looked up
+    folder = (Path(path).expanduser() if home else Path(path)).absolute()
+    try:
+        found = {name: (folder / name).resolve() for name in names}
+    except (OSError, RuntimeError):  # links in a circle
+        found = {}
+    if not found or not all(any(file.is_relative_to(root) for root in below) for file in found.values()):
         known = f"is not below {' or '.join(map(str, roots))}" if roots else "is a folder, and this stack has none"
         raise NotFound(
             f"lora_path: {path!r} {known}: start the stack with a folder above it (`weft serve --adapters`, "

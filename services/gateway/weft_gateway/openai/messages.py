@@ -18,23 +18,45 @@ from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, End
 from weft_gateway.errors import ApiError, ParameterError
 from weft_gateway.forms.answer_reader import AnswerReader
+from weft_gateway.hints import Api
 from weft_gateway.openai.call import AnswerEncoder, Call
 from weft_gateway.openai.chat import ChatEndpoint
-from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
+from weft_gateway.openai.fields import MAX_FLOAT32, MAX_INT32, Stops, Whole
 from weft_gateway.openai.http_requests import caller_of, json_body, json_response
-from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Common, Strict, checked, naming, object_of
+from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Common, Strict, checked, naming, object_of, text_of
 from weft_gateway.openai.tokenize import chat_length, tokenizer_of
+from weft_gateway.openai.tool_changes import settle_tools
+from weft_gateway.openai.usage import CallUsage
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
-from weft_gateway.tolerance import check_names
+from weft_gateway.tolerance import check_names, unknown_of
 
 PATH = "/v1/messages"
-PASSED_ON = ("model", "stream", "temperature", "top_p", "top_k")
-OWN_NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "enable_thinking": "thinking"}
-_BLOCK_FIELDS = (  # cache_control changes no answer; the others in its line come back with an answer
+PASSED_ON = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt")
+OWN_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    "enable_thinking": "thinking",
+    "reasoning_effort": "output_config.effort",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "parameters": "input_schema",
+}
+DEFAULT_EFFORT = "high"  # Anthropic's, where a model thinks
+_BLOCK_FIELDS = (  # those in the last line come back with an answer
     "type", "text", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "data",
-    "cache_control", "citations", "signature", "caller",
+    "citations", "signature", "caller",
 )  # fmt: skip
+_FILES = ("image", "document", "container_upload")
+_STRING = (str, "a string")
+_NEEDED: dict[str, dict[str, tuple[type, str]]] = {  # by type of block
+    "text": {"text": _STRING},
+    "thinking": {"thinking": _STRING},
+    "tool_use": {"id": _STRING, "name": _STRING, "input": (dict, "an object")},
+    "tool_result": {"tool_use_id": _STRING},
+}
+THINKING = ("disabled", "enabled", "adaptive")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _REASONS = {FinishReason.EOS: "end_turn", FinishReason.STOP: "stop_sequence", FinishReason.LENGTH: "max_tokens"}
 _BLOCKS: dict[str, dict[str, Any]] = {
@@ -46,27 +68,38 @@ _BLOCKS: dict[str, dict[str, Any]] = {
 class CountRequest(Strict):
     """`POST /v1/messages/count_tokens`."""
 
+    api: ClassVar[Api | None] = Api.MESSAGES
+
     model: str = Field(min_length=1, max_length=512)
-    messages: list[Any] = Field(min_length=1, max_length=MAX_MESSAGES, description="of user and assistant, in turn")
+    messages: list[Any] = Field(min_length=1, max_length=MAX_MESSAGES, description="of user, assistant and system")
     system: str | list[Any] = Field("", description="a system message before them")
     tools: list[Any] = Field(default_factory=list[Any], description="functions that the model may call")
     tool_choice: dict[str, Any] = Field(default_factory=dict[str, Any], description="auto, any, none, or a tool's name")
-    thinking: dict[str, Any] = Field(default_factory=dict[str, Any], description="accepted while it is disabled")
+    thinking: dict[str, Any] = Field(default_factory=dict[str, Any], description="disabled, enabled or adaptive")
+    output_config: dict[str, Any] = Field(default_factory=dict[str, Any], description="effort, and the answer's format")
+    chat_template_kwargs: Any = Field(None, description="as in chats")
+    output_format: dict[str, Any] | None = Field(None, description="the older name of output_config.format")
 
     def check_together(self) -> None:
-        if self.thinking not in ({}, {"type": "disabled"}):
-            text = "thinking: a model reasons as its chat template has it; leave it out."
-            raise ParameterError(text, param="thinking", code="unsupported_value")
+        check_names("thinking", self.thinking, ("type",))
+        if self.thinking and self.thinking.get("type") not in THINKING:
+            text = f"thinking.type: expected {', '.join(THINKING)}, got {str(self.thinking.get('type'))[:64]!r}."
+            raise ParameterError(text, param="thinking.type", code="unsupported_value")
+        check_names("output_config", self.output_config, ("effort", "format"))
 
     def chat(self) -> dict[str, Any]:
         """Make the parameters of a chat. Raises ParameterError."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
+        system = [{"role": "system", "content": text_of(self.system, "system")}] if self.system else []
+        thinking, effort = self.thinking.get("type"), self.output_config.get("effort")
         return {
             "model": self.model,
             "messages": [*system, *_messages(self.messages)],
             "tools": [_tool(tool, index) for index, tool in enumerate(self.tools)],
             "tool_choice": _tool_choice(self.tool_choice),
-            "enable_thinking": False if self.thinking else None,
+            "enable_thinking": False if thinking == "disabled" else None,
+            "reasoning_effort": effort or (DEFAULT_EFFORT if thinking in ("enabled", "adaptive") else None),
+            "response_format": _response_format(self.output_config.get("format") or self.output_format),
+            "chat_template_kwargs": self.chat_template_kwargs,
             "parallel_tool_calls": not self.tool_choice.get("disable_parallel_tool_use", False),
         }
 
@@ -77,20 +110,25 @@ class MessagesRequest(CountRequest):
     max_tokens: Whole = Field(ge=1, le=MAX_INT32)
     stream: bool = Field(False, description="server-sent events by name, a delta per step")
     stop_sequences: Stops = Field((), description="texts that end the answer; they are not part of it")
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, ge=0, le=MAX_FLOAT32)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: Whole = Field(0, ge=0, le=MAX_INT32)
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any], description="user_id; logged hashed")
+    cache_salt: Any = Field(None, description="as in chats")
+
+    def check_together(self) -> None:
+        super().check_together()
+        if unknown_of(self.metadata, ("user_id",)):
+            self.note_ignored(frozenset(("metadata",)))
 
     def chat(self) -> dict[str, Any]:
         passed = {name: getattr(self, name) for name in PASSED_ON if name in self.model_fields_set}
-        user = self.metadata.get("user_id")
         return {
             **super().chat(),
             **passed,
             "max_completion_tokens": self.max_tokens,
             "stop": list(self.stop_sequences),
-            "user": user if isinstance(user, str) else None,
+            "user": self.metadata.get("user_id"),
         }
 
 
@@ -98,6 +136,7 @@ class MessagesChat(ChatRequest):
     """The chat that a request of `POST /v1/messages` asks for."""
 
     prompt_name: ClassVar[str] = "messages"
+    api: ClassVar[Api | None] = Api.ANY  # the hints are taken out of the request
     asked_as = OWN_NAMES
 
 
@@ -106,42 +145,66 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for index, message in enumerate(given):
         match message:
-            case {"role": "user" | "assistant" as role, "content": str(text)}:
+            case {"role": "user" | "assistant" | "system" as role, "content": str(text)}:
                 messages.append({"role": role, "content": text})
-            case {"role": "user" | "assistant" as role, "content": [*blocks]}:
+            case {"role": "user" | "assistant" | "system" as role, "content": [*blocks]}:
                 messages += _of_blocks(role, blocks, f"messages[{index}].content")
             case _:
-                text = f"messages[{index}]: must be of user or assistant, with content: a text or a list of blocks."
+                text = f"messages[{index}]: must be of user, assistant or system, with content: a text or blocks."
                 raise ParameterError(text, param=f"messages[{index}]")
     return messages
 
 
 def _of_blocks(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]:
-    texts, calls, results = list[str](), list[Any](), list[dict[str, Any]]()
+    texts, thoughts, calls, results = list[str](), list[str](), list[Any](), list[dict[str, Any]]()
     for index, block in enumerate(blocks):
-        if isinstance(block, dict):
+        if isinstance(block, dict) and block.get("type") not in _FILES:
             check_names(f"{where}[{index}]", block, _BLOCK_FIELDS)  # pyright: ignore[reportUnknownArgumentType]
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
+            case {"type": "thinking", "thinking": str(text)} if role == "assistant":
+                thoughts.append(text)
+            case {"type": "redacted_thinking"} if role == "assistant":
+                pass  # encrypted by another server: no model here can read it
             case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": dict(arguments)}:
-                function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+                function = {"name": name, "arguments": _written(arguments, f"{where}[{index}].input")}
                 calls.append({"id": call_id, "type": "function", "function": function})
             case {"type": "tool_result", "tool_use_id": str(call_id), **others}:
-                results.append({"role": "tool", "tool_call_id": call_id, "content": others.get("content")})
-            case {"type": "thinking" | "redacted_thinking"}:
-                pass  # models do not get their earlier reasoning
+                text = text_of(others.get("content"), f"{where}[{index}].content")
+                results.append({"role": "tool", "tool_call_id": call_id, "content": text})
             case _:
-                text = f"{where}[{index}]: must be of type text, tool_use, tool_result or thinking."
-                raise ParameterError(text, param=f"{where}[{index}]")
-    own: dict[str, Any] = {"role": role, "content": "".join(texts)} | ({"tool_calls": calls} if calls else {})
-    return [*results, own] if texts or calls or not results else results
+                raise _block_fault(role, block, f"{where}[{index}]")
+    # As in a chat, an answer without a text has no content.
+    own: dict[str, Any] = {"role": role, "content": texts if texts or not (thoughts or calls) else None}
+    own |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    own |= {"tool_calls": calls} if calls else {}
+    return [*results, own] if texts or thoughts or calls or not (results or role == "system") else results
+
+
+def _block_fault(role: str, block: Any, where: str) -> ParameterError:
+    """Say what a block lacks, or that its type is not taken."""
+    kind = block.get("type") if isinstance(block, dict) else None  # pyright: ignore[reportUnknownMemberType]
+    needed = _NEEDED.get(kind, {}) if isinstance(kind, str) and (role == "assistant" or kind != "thinking") else {}
+    for field, (python_type, form) in needed.items():
+        if not isinstance(block.get(field), python_type):
+            return ParameterError(f"{where}.{field}: must be {form}.", param=f"{where}.{field}")
+    text = f"{where}: must be of type text, tool_use, tool_result or thinking"
+    return ParameterError(f"{text}{'; images and files are not served' if kind in _FILES else ''}.", param=where)
+
+
+def _written(arguments: dict[str, Any], where: str) -> str:
+    """Write the arguments of a call as chats have them. Raises ParameterError."""
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except RecursionError as error:
+        raise ParameterError(f"{where}: is too deeply nested.", param=where) from error
 
 
 def _tool(tool: Any, index: int) -> dict[str, Any]:
     match tool:
         case {"name": str(name), "input_schema": dict(schema), **others} if others.get("type") in (None, "custom"):
-            check_names(f"tools[{index}]", others, ("type", "description", "strict", "cache_control"))
+            check_names(f"tools[{index}]", others, ("type", "description", "strict"))
             about = {key: others[key] for key in ("description", "strict") if others.get(key)}
             return {"type": "function", "function": {"name": name, **about, "parameters": schema}}
         case _:
@@ -162,10 +225,23 @@ def _tool_choice(choice: dict[str, Any]) -> Any:
             raise ParameterError("tool_choice: must be of type auto, any, none or tool.", param="tool_choice")
 
 
+def _response_format(form: Any) -> Any:
+    match form:
+        case {"type": "json_schema", **schema}:
+            return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
+        case None:
+            return None
+        case _:
+            text = 'output_config.format: must be {"type": "json_schema", "schema": {...}}.'
+            raise ParameterError(text, param="output_config.format")
+
+
 def _chat(params: CountRequest) -> MessagesChat:
     """Raises ParameterError."""
     with naming(OWN_NAMES):
-        return checked(MessagesChat, params.chat())
+        chat = checked(MessagesChat, params.chat())
+    chat.note_ignored(params.ignored)
+    return chat
 
 
 class MessagesEncoder(AnswerEncoder):
@@ -181,10 +257,10 @@ class MessagesEncoder(AnswerEncoder):
         self._stop: str | None = None  # the stop sequence that ended it
 
     def first_chunk(self) -> bytes:
-        return _event("message_start", message=self._message({"input_tokens": self._prompt_tokens, "output_tokens": 0}))
+        return _event("message_start", message=self._message(CallUsage(self._prompt_tokens, 0, self.cached_tokens)))
 
     def chunk(self, index: int, emit: Emit) -> bytes:  # noqa: ARG002 (there is one)
-        return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
+        return b"".join(self._take(delta) for delta in self._reader.push(emit.text, emit.token_starts))
 
     def finish_chunk(self, index: int, end: End) -> bytes:  # noqa: ARG002
         cut = end.reason is FinishReason.LENGTH
@@ -195,9 +271,9 @@ class MessagesEncoder(AnswerEncoder):
             self._stop_reason, self._stop = "stop_sequence", end.stop
         return left + self._close()
 
-    def last_chunk(self, usage: dict[str, int]) -> bytes:
+    def last_chunk(self, usage: CallUsage) -> bytes:
         ended = {"stop_reason": self._stop_reason, "stop_sequence": self._stop}
-        delta = _event("message_delta", delta=ended, usage=_usage(usage))
+        delta = _event("message_delta", delta=ended, usage=usage.of_message())
         return delta + _event("message_stop")
 
     def error_body(self, error: ApiError) -> bytes:
@@ -206,14 +282,18 @@ class MessagesEncoder(AnswerEncoder):
     def error_chunk(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"
 
-    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
         ((emit, end),) = choices
         self.chunk(0, emit)
         self.finish_chunk(0, end)
         for block in self._blocks:
             if block["type"] == "tool_use":
                 block["input"] = _arguments(block["input"])
-        return orjson.dumps(self._message(_usage(usage)))
+        return orjson.dumps(self._message(self._with_reasoning(usage)))
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reader.reasoning_tokens
 
     # ---------------------------------------------------------------- blocks
 
@@ -254,7 +334,7 @@ class MessagesEncoder(AnswerEncoder):
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
-    def _message(self, usage: dict[str, int]) -> dict[str, Any]:
+    def _message(self, usage: CallUsage) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "message",
@@ -263,16 +343,12 @@ class MessagesEncoder(AnswerEncoder):
             "content": self._blocks,
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop,
-            "usage": usage,
+            "usage": usage.of_message(),
         }
 
 
 def _event(kind: str, /, **fields: Any) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
-
-
-def _usage(usage: dict[str, int]) -> dict[str, int]:
-    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
 
 
 def _arguments(text: str) -> Any:
@@ -293,7 +369,7 @@ class MessagesEndpoint(ChatEndpoint):
     encoder = MessagesEncoder
 
     def parse(self, body: bytes) -> MessagesChat:
-        return _chat(checked(MessagesRequest, object_of(body)))
+        return _chat(checked(MessagesRequest, settle_tools(object_of(body))))
 
 
 MESSAGES = MessagesEndpoint()
@@ -303,8 +379,10 @@ async def count_tokens(state: AppState, request: Request) -> Response:
     """Count the tokens of a chat in Anthropic's form."""
     caller = await caller_of(state, request, Action.INFER)
     body = await json_body(state, request, caller.tenant)
-    params = await state.turns.parse(caller.tenant, lambda body: _chat(checked(CountRequest, object_of(body))), body)
+    params = await state.turns.parse(
+        caller.tenant, lambda body: _chat(checked(CountRequest, settle_tools(object_of(body)))), body
+    )
     pool, tokenizer = await tokenizer_of(state, caller, params.model)
     count = partial(chat_length, params, pool, tokenizer)
     tokens = await state.turns.encode(caller.tenant, count, request.is_disconnected)
-    return json_response({"input_tokens": tokens})
+    return json_response({"input_tokens": tokens}, params.ignored)

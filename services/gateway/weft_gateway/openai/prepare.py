@@ -64,6 +64,9 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         if pool.embeds_only and not pools:
             text = "has no head: it embeds texts (/v1/embeddings, /rerank, /score) and generates none."
             raise ParameterError(f"model: {params.model} {text}", param="model", code="unsupported_value")
+        if params.expected is not None and not pool.checks_drafts:
+            text = f"prediction: the runners of {params.model} check no drafts: it would have no effect. Leave it out."
+            raise ParameterError(text, param="prediction", code="unsupported_value")
         call.params = params = params if pools else params.with_defaults(pool.sampling_defaults)
         # 4. Its answers count from here on; the tokenizer with its chat template, which may be waited for.
         call.priority = Priority.BATCH if params.priority else call.priority
@@ -115,11 +118,13 @@ def _request(state: AppState, call: Call, index: int, prompt: Prompt, sampling: 
         stops=params.stop,
         n=params.drawn,
         include_stop=params.include_stop_str_in_output,
-        returns_tokens=params.return_token_ids,
+        returns_tokens=params.return_token_ids or params.return_weight_versions,
         cache_salt=params.cache_salt or ("" if call.principal.namespace or state.settings.prefix_sharing else None),
         traceparent=call.trace.traceparent if call.trace else "",
+        may_reason=prompt.form.reasoning is not None,
         open_ended=params.limit is None and params.unasked_tokens is None,
         bytes_of=prompt.form.readable(call.tokenizer.bytes_of, call.tokenizer.spelled_bytes_of),
+        draft=call.draft,
     )
 
 
@@ -178,9 +183,11 @@ def select_form(params: Common, template: TemplateForms, parser: str) -> AnswerF
         if is_named and output is not None and not output.param.startswith("response_format"):
             text = f"{output.param} cannot stand beside a tool_choice that names the call: the answer is its arguments."
             raise ParameterError(text, param=output.param)
-        if required or output:
-            several = params.parallel_tool_calls and not is_named
-            output = with_tools(required or tools, written, None if required else output, several=several)
+        is_free = not required and not output and any(tool["function"].get("strict") for tool in tools)
+        if required or output or is_free:
+            several, beside = params.parallel_tool_calls and not is_named, None if required else output
+            only = required[0]["function"]["name"] if is_named else None
+            output = with_tools(tools, written, beside, several=several, is_free=is_free, only=only)
     return AnswerForm(
         output=output,
         template=template,
@@ -201,6 +208,7 @@ async def _encoded(state: AppState, call: Call) -> list[list[int]]:
 
     def encode() -> None:
         encoded.extend(prompt.encode(call.tokenizer, context_tokens) for prompt in call.prompts)
+        call.draft = _draft(call, context_tokens)
 
     try:
         long = sum([len(prompt.text) for prompt in call.prompts]) > THREAD_CHARS
@@ -224,6 +232,20 @@ async def _encoded(state: AppState, call: Call) -> list[list[int]]:
         where = params.prompt_at(empty)
         raise ParameterError(f"The prompt is empty{params.of_several(where)}: it has no token.", param=where)
     return encoded
+
+
+def _draft(call: Call, context_tokens: int) -> tuple[int, ...]:
+    """Encode what the client expects of the answer, which the context has to hold. Raises ParameterError."""
+    if not call.params.expected:
+        return ()
+    try:
+        tokens = call.tokenizer.encode(call.params.expected, context_tokens, add_special_tokens=False)
+        if len(tokens) > context_tokens:
+            raise TooLong.of(context_tokens, f"the prediction has {len(tokens)} tokens")
+    except NotEncodable as error:
+        code = "context_length_exceeded" if isinstance(error, TooLong) else error.code
+        raise ParameterError(f"prediction: {error}.", param="prediction", code=code) from error
+    return tuple(tokens)
 
 
 def _check_logprobs(prepared: Sequence[PreparedRequest]) -> None:

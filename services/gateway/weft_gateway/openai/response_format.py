@@ -4,7 +4,7 @@ A chunk costs one `orjson.dumps` of its text; everything around it is constant b
 token ids or the tokens used so far is made whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -24,18 +24,13 @@ from weft_gateway.openai.logprobs import (
 )
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import REASONS
+from weft_gateway.openai.usage import CallUsage
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT_CHARS = 16
 PING = b": ping\n\n"
 _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
-
-
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Count the tokens of a request: its prompts once, all its answers, nothing after a stop string."""
-    total = prompt_tokens + completion_tokens
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
 def _fingerprint(digest: str) -> str:
@@ -56,23 +51,32 @@ class ResponseEncoder(AnswerEncoder):
         plain = all(prompt.form.is_plain for prompt in call.prompts)
         self._params, self._prompts, self._counts_usage = params, call.prompts, params.usage_in_chunks
         self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}
-        self._plain = params.alternatives is None and not params.return_token_ids and not self._counts_usage
+        more = params.return_token_ids or params.return_weight_versions or self._counts_usage
+        self._plain = params.alternatives is None and not more
+        self._weights: dict[str, str] | None = None
+        if params.return_weight_versions:
+            self._weights = {"version": call.digest, "base_version": call.pool.base_digest}
         self._names = TokenIdNames(call.tokenizer) if params.return_tokens_as_token_ids else call.tokenizer
         self._choices = params.n * len(call.prompts)
         request_id = call.ids.request_id
         forms = [] if plain else [self._prompt_of(index).form for index in range(self._choices)]
         self._readers = [AnswerReader(form, f"{request_id}/{index}") for index, form in enumerate(forms)]
+        self._fingerprint = _fingerprint(call.digest)
         self._head = {
             "id": f"{self.id_prefix}-{request_id}",
             "object": self.kind,
             "created": call.arrived_unix_ms // 1000,
             "model": params.model,
-            "system_fingerprint": _fingerprint(call.digest),
+            "system_fingerprint": self._fingerprint,
         }
         self._chunk_head = {**self._head, "object": self.chunk_kind}
         self._answer_tokens = [0] * self._choices
         hole = orjson.dumps(_HOLE)
         self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(self._choices)]
+
+    @property
+    def span_attributes(self) -> Mapping[str, str | None]:
+        return {"openai.response.system_fingerprint": self._fingerprint}
 
     def chunk(self, index: int, emit: Emit) -> bytes:
         if self._plain:
@@ -85,20 +89,26 @@ class ResponseEncoder(AnswerEncoder):
         return self._event([choice], self._usage_so_far())
 
     def finish_chunk(self, index: int, end: End) -> bytes:
-        choice = self._delta(index, "", None, REASONS[end.reason]) | _stopped(end.stop)
+        choice = self._delta(index, "", None, REASONS[end.reason]) | self._at_end(index, end)
         return self._event([choice], self._usage_so_far())
 
-    def last_chunk(self, usage: dict[str, int]) -> bytes:
+    def last_chunk(self, usage: CallUsage) -> bytes:
         """Close a stream: usage, if the client asked for it, and [DONE]."""
-        return (self._event([], usage) if self._params.include_usage else b"") + DONE
+        return (self._event([], usage.of_choices()) if self._params.include_usage else b"") + DONE
 
-    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
-        return orjson.dumps({**self._head, "choices": self._whole(choices), "usage": usage})
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
+        whole = self._whole(choices)
+        return orjson.dumps({**self._head, "choices": whole, "usage": self._with_reasoning(usage).of_choices()})
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(reader.reasoning_tokens for reader in self._readers)
 
     def _whole(self, choices: Sequence[tuple[Emit, End]]) -> list[dict[str, Any]]:
-        return [self._whole_choice(i, emit, end.reason) | _stopped(end.stop) for i, (emit, end) in enumerate(choices)]
+        return [self._whole_choice(i, emit, end.reason) | self._at_end(i, end) for i, (emit, end) in enumerate(choices)]
 
     def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
+        self._answer_tokens[index] = emit.answer_tokens
         choice = self._choice(index, emit.text, self._logprobs(emit), REASONS[reason])
         if self._params.prompt_logprobs is not None:
             tokens, alternatives = self._prompt_of(index).tokens, self._params.prompt_logprobs
@@ -110,12 +120,21 @@ class ResponseEncoder(AnswerEncoder):
     def _prompt_of(self, index: int) -> Prompt:
         return self._prompts[index // self._params.n]
 
-    def _usage_so_far(self) -> dict[str, int] | None:
+    def _at_end(self, index: int, end: End) -> dict[str, Any]:
+        """Name what ended a choice, and the weights that sampled its tokens, where a client asks for them (vLLM)."""
+        about: dict[str, Any] = {} if end.stop is None else {"stop_reason": end.stop}
+        if self._weights is not None:
+            about["weight_versions"] = [{**self._weights, "start": 0, "end": self._answer_tokens[index]}]
+        return about
+
+    def _usage_so_far(self) -> dict[str, Any] | None:
         if not self._counts_usage:
             return None
-        return usage_of(sum(len(prompt.tokens) for prompt in self._prompts), sum(self._answer_tokens))
+        prompt_tokens = sum(len(prompt.tokens) for prompt in self._prompts)
+        usage = CallUsage(prompt_tokens, sum(self._answer_tokens), self.cached_tokens, self.reasoning_tokens)
+        return usage.of_choices()
 
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None, **more: Any) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> bytes:
         about = {"usage": usage} if usage else self._no_usage
         return b"data: " + orjson.dumps({**self._chunk_head, "choices": choices, **about, **more}) + b"\n\n"
 
@@ -174,7 +193,7 @@ class ChatEncoder(ResponseEncoder):
         if not self._readers:
             return super().chunk(index, emit)
         self._answer_tokens[index] = emit.answer_tokens
-        deltas = self._readers[index].push(emit.text)
+        deltas = self._readers[index].push(emit.text, emit.token_starts)
         logprobs, tokens = self._logprobs(emit), list(emit.tokens) if self._params.return_token_ids else None
         if not deltas and (logprobs is not None or tokens):
             deltas = [{}]
@@ -188,7 +207,7 @@ class ChatEncoder(ResponseEncoder):
             return super().finish_chunk(index, end)
         deltas = self._readers[index].flush(cut=end.reason is FinishReason.LENGTH)
         left = b"".join(self._part(index, delta) for delta in deltas)
-        choice = self._delta(index, "", None, self._reason(index, end.reason)) | _stopped(end.stop)
+        choice = self._delta(index, "", None, self._reason(index, end.reason)) | self._at_end(index, end)
         return left + self._event([choice], self._usage_so_far())
 
     def _part(self, index: int, delta: dict[str, Any], logprobs: Any = None, tokens: list[int] | None = None) -> bytes:
@@ -206,7 +225,8 @@ class ChatEncoder(ResponseEncoder):
         choice = super()._whole_choice(index, emit, reason)
         if self._readers:
             reader = self._readers[index]
-            choice["message"] = message_of([*reader.push(emit.text), *reader.flush(cut=reason is FinishReason.LENGTH)])
+            deltas = reader.push(emit.text, emit.token_starts)
+            choice["message"] = message_of([*deltas, *reader.flush(cut=reason is FinishReason.LENGTH)])
             choice["finish_reason"] = self._reason(index, reason)
         if echo := self._prompt_of(index).echo:
             choice["message"]["content"] = echo + (choice["message"]["content"] or "")
@@ -219,13 +239,13 @@ class ChatEncoder(ResponseEncoder):
         tokens = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
         return b"".join(self._event([delta], self._usage_so_far(), **tokens) for delta in deltas)
 
-    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
         whole = self._whole(choices)
         more = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
         if self._params.prompt_logprobs is not None:  # they are the prompt's, as in vLLM
             of_prompt = [choice.pop("prompt_logprobs") for choice in whole]
             more["prompt_logprobs"] = of_prompt[0]
-        return orjson.dumps({**self._head, "choices": whole, "usage": usage, **more})
+        return orjson.dumps({**self._head, "choices": whole, "usage": self._with_reasoning(usage).of_choices(), **more})
 
     def _choice(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
@@ -234,8 +254,3 @@ class ChatEncoder(ResponseEncoder):
     def _delta(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         delta = {"content": text} if reason is None else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-
-
-def _stopped(stop: str | int | None) -> dict[str, Any]:
-    """Name what ended a choice, where it was asked for (vLLM)."""
-    return {} if stop is None else {"stop_reason": stop}

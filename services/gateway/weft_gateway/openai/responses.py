@@ -20,18 +20,31 @@ from starlette.responses import Response
 from weft.domain.batch import MAX_CONVERSATION_BYTES, KeptResponse, no_response
 from weft.domain.routes import PoolRoute
 from weft.telemetry.logs import kv
+from weft_gateway import exact_json
 from weft_gateway.core.routes import Principal
-from weft_gateway.errors import ApiError, BadRequest, NotFound, ParameterError, TooLarge, TooLate
+from weft_gateway.errors import ApiError, BadRequest, InsufficientStorage, NotFound, ParameterError, TooLarge, TooLate
+from weft_gateway.hints import Api
 from weft_gateway.openai.call import Call
 from weft_gateway.openai.chat import ChatEndpoint
-from weft_gateway.openai.fields import MAX_INT32, Bounded, Metadata, Whole
+from weft_gateway.openai.fields import MAX_FLOAT32, MAX_INT32, Bounded, Metadata, Whole
 from weft_gateway.openai.http_requests import MAX_ID_CHARS, Query, caller_of, json_body, json_response, listed
 from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
-from weft_gateway.openai.schema import MAX_CALLER_ID, MAX_MESSAGES, ChatRequest, Strict, checked, naming, object_of
+from weft_gateway.openai.schema import (
+    MAX_CALLER_ID,
+    MAX_MESSAGES,
+    ChatRequest,
+    Strict,
+    checked,
+    naming,
+    object_of,
+    text_of,
+)
 from weft_gateway.openai.tokenize import chat_length, tokenizer_of
+from weft_gateway.openai.usage import CallUsage
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS
+from weft_gateway.tolerance import check_names
 
 log = logging.getLogger(__name__)
 MAX_RESPONSE_ID = 160
@@ -45,14 +58,20 @@ OWN_NAMES = {
     "reasoning_effort": "reasoning.effort",
     "max_completion_tokens": "max_output_tokens",
 }
-INSIDE: dict[str, dict[str, tuple[str, ...]]] = {  # the values that change nothing; (): any, which is passed on
-    "text": {"format": (), "verbosity": ("medium",)},
-    "reasoning": {"effort": (), "summary": ("auto",), "generate_summary": ("auto",)},
-}
+_NEEDED: dict[str, dict[str, str]] = {  # by type of item
+    "message": {"role": "a string", "content": "a string or a list of text parts"},
+    "function_call": {
+        "call_id": "a string", "name": "a string", "arguments": "a string that holds a JSON object",
+    },
+    "function_call_output": {"call_id": "a string", "output": "a string or a list of text parts"},
+    "item_reference": {"id": "a string"},
+}  # fmt: skip
+INSIDE = {"text": ("format",), "reasoning": ("effort",)}
 PASSED_ON = (
     "model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier", "top_logprobs",
     "top_k", "min_p", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty",
-    "skip_special_tokens", "include_reasoning",
+    "skip_special_tokens", "include_reasoning", "include_stop_str_in_output", "stop_token_ids", "ignore_eos",
+    "logit_bias", "structured_outputs", "chat_template_kwargs", "cache_salt", "priority",
 )  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # the second: there is none to include
@@ -61,6 +80,8 @@ INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # the second: there is non
 class ResponsesRequest(Strict):
     """`POST /v1/responses`."""
 
+    api: ClassVar[Api | None] = Api.RESPONSES
+
     model: str = Field(min_length=1, max_length=512)
     input: Annotated[str | list[Any], Bounded] = Field(
         max_length=1 << 24, description="a text, or the items of a conversation"
@@ -68,7 +89,7 @@ class ResponsesRequest(Strict):
     instructions: str = Field("", description="a system message before the input")
     max_output_tokens: Whole | None = Field(None, ge=1, le=MAX_INT32)
     stream: bool = Field(False, description="server-sent events by name, a delta per step")
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, ge=0, le=MAX_FLOAT32)
     top_p: float = Field(1.0, gt=0, le=1)
     tools: list[Any] = Field(default_factory=list[Any], description="functions that the model may call")
     tool_choice: Annotated[Any, Bounded] = Field(
@@ -79,7 +100,7 @@ class ResponsesRequest(Strict):
     reasoning: dict[str, Any] = Field(default_factory=dict[str, Any], description="effort: for the chat template")
     include: list[str] = Field(default_factory=list[str], description=f"{LOGPROBS}: of the answer's tokens")
     top_logprobs: Any = Field(None, description="likeliest tokens reported beside each")
-    top_k: Any = Field(None, description="as in chats, like the eight below")
+    top_k: Any = Field(None, description="as in chats, like those below, to priority")
     min_p: Any = None
     seed: Any = None
     stop: Any = None
@@ -88,6 +109,14 @@ class ResponsesRequest(Strict):
     repetition_penalty: Any = None
     skip_special_tokens: Any = None
     include_reasoning: Any = None
+    include_stop_str_in_output: Any = None
+    stop_token_ids: Any = None
+    ignore_eos: Any = None
+    logit_bias: Any = None
+    structured_outputs: Any = None
+    chat_template_kwargs: Any = None
+    cache_salt: Any = None
+    priority: Any = None
     truncation: str = Field("disabled", description="disabled: a conversation beyond the context is refused")
     previous_response_id: str | None = Field(None, max_length=MAX_RESPONSE_ID, description="what this one continues")
     store: bool | None = Field(None, description="false: it cannot be continued; kept where there is a batch service")
@@ -102,10 +131,7 @@ class ResponsesRequest(Strict):
             text = "truncation: a conversation is never cut by the gateway; leave out its oldest items."
             raise ParameterError(text, param="truncation", code="unsupported_value")
         for name, known in INSIDE.items():
-            for key, value in getattr(self, name).items():
-                if value is not None and (key not in known or value not in (known[key] or (value,))):
-                    text = f"{name}.{key[:64]}: it is not served so; leave it out."
-                    raise ParameterError(text, param=f"{name}.{key[:64]}", code="unsupported_parameter")
+            check_names(name, getattr(self, name), known)
         if (unknown := next((name for name in self.include if name not in INCLUDED), None)) is not None:
             text = f"include: {unknown[:64]!r} is not there to be included; {', '.join(INCLUDED)} are taken."
             raise ParameterError(text, param="include", code="unsupported_value")
@@ -115,10 +141,13 @@ class ResponsesChat(ChatRequest):
     """The chat that a request of `POST /v1/responses` asks for, and what its answer repeats of the request."""
 
     prompt_name: ClassVar[str] = "input"
+    api: ClassVar[Api | None] = Api.ANY  # the hints are taken out of the request
     asked_as = OWN_NAMES
     _asked: ResponsesRequest = PrivateAttr()
     _own: list[Any] = PrivateAttr(default_factory=list[Any])
     _keep: bool = PrivateAttr(False)
+    _conversation: str = PrivateAttr("")
+    _written: dict[str, orjson.Fragment] = PrivateAttr(default_factory=dict[str, orjson.Fragment])
 
     @property
     def asked(self) -> ResponsesRequest:
@@ -128,6 +157,11 @@ class ResponsesChat(ChatRequest):
     def own_items(self) -> list[Any]:
         """The items of the input."""
         return self._own
+
+    @property
+    def conversation(self) -> str:
+        """The id of the first response of the conversation that is continued; "": none is."""
+        return self._conversation
 
     def keep(self, is_kept: bool) -> None:
         """Set whether the response is kept for later requests."""
@@ -143,9 +177,7 @@ class ResponsesChat(ChatRequest):
             "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id,
             "store": self._keep,
-            "text": asked.text or {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice,
-            "tools": asked.tools,
+            **self._written,
             "user": asked.user or None,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -153,25 +185,32 @@ class ResponsesChat(ChatRequest):
 
     @classmethod
     def of(
-        cls, params: ResponsesRequest, own: list[Any] | None = None, earlier: Sequence[Any] = (), *, keep: bool = False
-    ) -> "ResponsesChat":
+        cls, params: ResponsesRequest, own: list[Any] | None = None, earlier: Sequence[Any] = (), *, keep: bool = False,
+        conversation: str = "",
+    ) -> "ResponsesChat":  # fmt: skip
         """Make a chat of a request. `own`: the input's items, no reference among them; `earlier`: the items before it;
-        `keep`: the response is kept for later requests.
+        `keep`: the response is kept for later requests; `conversation`: the id of its first response.
 
         Raises ParameterError; a parameter of chats is named as the one that it was made of.
         """
         own = items_of(params) if own is None else own
         chat = {name: getattr(params, name) for name in PASSED_ON if name in params.model_fields_set}
-        chat["messages"] = _messages(params.instructions, [*earlier, *own])
+        chat["messages"] = _messages(params.instructions, earlier, own)
         chat["max_completion_tokens"] = params.max_output_tokens
         chat["reasoning_effort"] = params.reasoning.get("effort")
         chat["logprobs"] = LOGPROBS in params.include or bool(params.top_logprobs)
-        chat["tools"] = [_tool(tool) for tool in params.tools]
+        chat["tools"] = [_tool(tool, index) for index, tool in enumerate(params.tools)]
         chat["tool_choice"] = _tool_choice(params.tool_choice)
         chat["response_format"] = _response_format(params.text.get("format"))
         with naming(OWN_NAMES):
             request = checked(cls, chat)
-        request._asked, request._own, request._keep = params, own, keep
+        request._asked, request._own, request._keep, request._conversation = params, own, keep, conversation
+        request.note_ignored(params.ignored)
+        repeated = {
+            "text": params.text or {"format": {"type": "text"}}, "tool_choice": params.tool_choice,
+            "tools": params.tools,
+        }  # fmt: skip
+        request._written = {name: orjson.Fragment(exact_json.dumps(value)) for name, value in repeated.items()}
         return request
 
 
@@ -182,10 +221,13 @@ def items_of(params: ResponsesRequest) -> list[Any]:
     return params.input
 
 
-def _messages(instructions: str, items: Sequence[Any]) -> list[Any]:
-    """Make messages of items: calls that follow each other belong to one message. Raises ParameterError."""
+def _messages(instructions: str, earlier: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+    """Make messages of items. Reasoning, the message behind it and the calls behind both are one message.
+
+    Raises ParameterError.
+    """
     messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
-    for index, item in enumerate(items):
+    for index, item in enumerate([*earlier, *own], start=-len(earlier)):
         match item:
             case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
                 call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -193,28 +235,59 @@ def _messages(instructions: str, items: Sequence[Any]) -> list[Any]:
                     messages.append({"role": "assistant", "content": None})
                 messages[-1].setdefault("tool_calls", []).append(call)
             case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
-                messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
-            case {"type": "reasoning"}:
-                pass  # models do not get their earlier reasoning
-            case {"role": role, **others} if others.get("type", "message") == "message":
-                messages.append({"role": role, "content": others.get("content")})
+                text = text_of(output, f"input[{index}].output")
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            case {"type": "reasoning", **others}:
+                if text := _reasoning(others, f"input[{index}]"):
+                    messages.append({"role": "assistant", "content": None, "reasoning_content": text})
+            case {"role": role, "content": content, **others} if others.get("type", "message") == "message":
+                text, begun = text_of(content, f"input[{index}].content"), messages[-1:]
+                if role == "assistant" and begun and begun[0].keys() == {"role", "content", "reasoning_content"}:
+                    begun[0]["content"] = text
+                else:
+                    messages.append({"role": role, "content": text})
             case {"type": "item_reference", "id": str()}:
                 messages.append({"role": "assistant", "content": ""})  # until `_continued` has read it
             case _:
-                kinds = "a message, function_call, function_call_output, reasoning or item_reference"
-                text = f"input[{index}]: must be {kinds}."
-                raise ParameterError(text, param=f"input[{index}]")
+                raise _item_fault(item, f"input[{index}]")
     return messages
 
 
-def _tool(tool: Any) -> Any:
-    """Make a chat's tool of OpenAI's flat form; what is no function stays, and chats refuse it."""
+def _item_fault(item: Any, where: str) -> ParameterError:
+    """Say what an item lacks, or that its type is not taken."""
+    kind = item.get("type", "message") if isinstance(item, dict) else None  # pyright: ignore[reportUnknownMemberType]
+    for field, form in _NEEDED.get(kind, {}).items() if isinstance(kind, str) else ():
+        if not isinstance(item.get(field), str):
+            return ParameterError(f"{where}.{field}: must be {form}.", param=f"{where}.{field}")
+    text = f"{where}: expected a message, function_call, function_call_output, reasoning or item_reference"
+    return ParameterError(f"{text}, got {str(kind)[:64]!r}." if kind else f"{text}.", param=where)
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> str:
+    """Return the text of a reasoning item: its content or its summary; "": there is none. Raises ParameterError."""
+    for field in ("content", "summary"):
+        match item.get(field):
+            case None:
+                pass
+            case [*parts] if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+                if text := "\n".join(part["text"] for part in parts):
+                    return text
+            case _:
+                kind = "reasoning_text" if field == "content" else "summary_text"
+                text = f'{where}.{field}: must be a list of {{"type": "{kind}", "text": "..."}}.'
+                raise ParameterError(text, param=f"{where}.{field}")
+    return ""
+
+
+def _tool(tool: Any, index: int) -> Any:
+    """Make a chat's tool of OpenAI's flat form. Raises ParameterError."""
     match tool:
         case {"type": "function", "name": _, **others}:
             function = {name: value for name, value in others.items() if name != "type" and value is not None}
             return {"type": "function", "function": {"name": tool["name"], **function}}
         case _:
-            return tool
+            form = '{"type": "function", "name": "...", "description": "...", "parameters": {...}}'
+            raise ParameterError(f"tools[{index}]: must be {form}.", param=f"tools[{index}]")
 
 
 def _tool_choice(choice: Any) -> Any:
@@ -249,13 +322,13 @@ async def _continued(state: AppState, caller: Principal, pool: PoolRoute, reques
     def joined() -> ResponsesChat:
         if _marks([*earlier, *named.values()]) > MAX_STORED_VALUES:
             raise _too_long(params, f"the conversation has more than {MAX_STORED_VALUES} JSON values")
-        before = _earlier_items(earlier, caller, max_chars)
+        before, first = _earlier_items(earlier, caller, max_chars)
         if before is None:
             text = f"This model's maximum context length is {context_tokens} tokens. However, the conversation has more"
             raise _too_long(params, f"{text} than {max_chars} characters")
         outputs = {name: _stored(body, caller)["response"]["output"] for name, body in named.items()}
         items = [_referred(item, index, outputs) for index, item in enumerate(request.own_items)]
-        return ResponsesChat.of(params, items, before, keep=keep)
+        return ResponsesChat.of(params, items, before, keep=keep, conversation=first)
 
     return await state.turns.compute(caller.tenant, joined)
 
@@ -324,16 +397,20 @@ def _marks(bodies: Sequence[bytes]) -> int:
     return sum(body.count(mark) for body in bodies for mark in (b"[", b"{", b","))
 
 
-def _earlier_items(bodies: Sequence[bytes], caller: Principal, max_chars: int) -> list[Any] | None:
-    """Parse a conversation from its end; None: it has more characters than the context holds. Raises NotFound."""
-    parts, chars = list[list[Any]](), 0
+def _earlier_items(bodies: Sequence[bytes], caller: Principal, max_chars: int) -> tuple[list[Any] | None, str]:
+    """Parse a conversation from its end, and return it with the id of its first response.
+
+    None: it has more characters than the context holds. Raises NotFound.
+    """
+    parts, chars, first = list[list[Any]](), 0, ""
     for body in reversed(bodies):
         stored = _stored(body, caller)
+        first = stored["response"]["id"]
         parts.append([*stored["input"], *stored["response"]["output"]])
         chars += sum(map(_chars, parts[-1]))
         if chars > max_chars:
-            return None
-    return [item for part in reversed(parts) for item in part]
+            return None, first
+    return [item for part in reversed(parts) for item in part], first
 
 
 def _chars(item: Any) -> int:
@@ -353,28 +430,34 @@ def _chars(item: Any) -> int:
 
 def _stored(body: bytes, caller: Principal) -> dict[str, Any]:
     """Parse a stored response. A key for some models reads only responses made with that key. Raises NotFound."""
-    stored = orjson.loads(body)
+    stored = exact_json.loads(body)
     if caller.models and stored.get("key_id") != caller.key_id:
         raise NotFound(no_response(stored["response"]["id"]))
     return stored
 
 
-async def _keep(state: AppState, call: Call, encoder: ResponsesEncoder, usage: dict[str, int]) -> bytes | None:
+async def _keep(state: AppState, call: Call, encoder: ResponsesEncoder, usage: CallUsage) -> bytes | None:
     """Keep a response before its client has it whole, so that the next request may name it."""
     request, caller = call.params, call.principal
     assert isinstance(request, ResponsesChat)
     if not request.repeated["store"]:
         return None
     response, previous = encoder.response(usage), request.asked.previous_response_id or ""
-    stored = {"key_id": caller.key_id or None, "input": request.own_items, "response": response}
+
+    def stored() -> bytes:
+        own_items = orjson.Fragment(exact_json.dumps(request.own_items))
+        return orjson.dumps({"key_id": caller.key_id or None, "input": own_items, "response": response})
+
     try:
-        body = await state.turns.compute(caller.tenant, partial(orjson.dumps, stored))
+        body = await state.turns.compute(caller.tenant, stored)
         if len(body) > MAX_CONVERSATION_BYTES:
             raise TooLarge(f"{len(body)} bytes are more than the {MAX_CONVERSATION_BYTES} of a stored response")
         await state.batch.keep_response(KeptResponse(caller.tenant, response["id"], previous, body))
     except ApiError as error:  # the answer is there all the same, and says that it cannot be continued
         log.warning("response not kept", extra=kv(response_id=response["id"], error=error))
-        encoder.not_kept()
+        encoder.not_kept(error)
+        if isinstance(error, InsufficientStorage):
+            state.manager.shortages.note(error.code)
         return None if request.stream else await asyncio.to_thread(orjson.dumps, encoder.response(usage))
     return None
 
@@ -467,4 +550,4 @@ async def count_input_tokens(state: AppState, request: Request) -> Response:
     chat = await _continued(state, caller, pool, chat)
     count = partial(chat_length, chat, pool, tokenizer)
     tokens = await state.turns.encode(caller.tenant, count, request.is_disconnected)
-    return json_response({"object": "response.input_tokens", "input_tokens": tokens})
+    return json_response({"object": "response.input_tokens", "input_tokens": tokens}, chat.ignored)

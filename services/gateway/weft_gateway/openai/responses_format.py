@@ -11,6 +11,7 @@ from weft_gateway.errors import ApiError
 from weft_gateway.forms.answer_reader import AnswerReader
 from weft_gateway.openai.call import AnswerEncoder, Call
 from weft_gateway.openai.logprobs import chat_logprobs
+from weft_gateway.openai.usage import CallUsage
 
 
 class RepeatedRequest(Protocol):
@@ -20,6 +21,8 @@ class RepeatedRequest(Protocol):
     def model(self) -> str: ...
     @property
     def repeated(self) -> dict[str, Any]: ...
+    @property
+    def conversation(self) -> str: ...
     @property
     def alternatives(self) -> int | None: ...
     @property
@@ -39,7 +42,12 @@ class ResponsesEncoder(AnswerEncoder):
         self._is_open = False  # the last item
         self._events = 0
         self._cut = False
-        self._kept = bool(params.repeated["store"])
+        self._kept, self._not_kept = bool(params.repeated["store"]), dict[str, Any]()
+
+    @property
+    def span_attributes(self) -> Mapping[str, str | None]:
+        """A conversation has the id of its first response."""
+        return {"gen_ai.conversation.id": self._params.conversation or (self._id if self._kept else None)}
 
     def first_chunk(self) -> bytes:
         response = self._response("in_progress", None)
@@ -48,13 +56,13 @@ class ResponsesEncoder(AnswerEncoder):
     def chunk(self, index: int, emit: Emit) -> bytes:  # noqa: ARG002 (there is one)
         if (alternatives := self._params.alternatives) is not None:
             self._logprobs += chat_logprobs(emit.logprobs, alternatives, self._names)["content"]
-        return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
+        return b"".join(self._take(delta) for delta in self._reader.push(emit.text, emit.token_starts))
 
     def finish_chunk(self, index: int, end: End) -> bytes:  # noqa: ARG002
         self._cut = end.reason is FinishReason.LENGTH
         return b"".join(self._take(delta) for delta in self._reader.flush(cut=self._cut)) + self._close()
 
-    def last_chunk(self, usage: dict[str, int]) -> bytes:
+    def last_chunk(self, usage: CallUsage) -> bytes:
         response = self.response(usage)
         return self._event(response["status"], response=response)
 
@@ -62,19 +70,23 @@ class ResponsesEncoder(AnswerEncoder):
         failed = self._response("failed", None) | {"error": {"code": error.code, "message": error.message}}
         return self._event("failed", response=failed)
 
-    def body(self, choices: Sequence[tuple[Emit, End]], usage: dict[str, int]) -> bytes:
+    def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
         ((emit, end),) = choices
         self.chunk(0, emit)
         self.finish_chunk(0, end)
-        return orjson.dumps(self.response(usage))
+        return orjson.dumps(self.response(self._with_reasoning(usage)))
 
-    def response(self, usage: dict[str, int]) -> dict[str, Any]:
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reader.reasoning_tokens
+
+    def response(self, usage: CallUsage) -> dict[str, Any]:
         """Return the response with an answer that has ended."""
         return self._response("incomplete" if self._cut else "completed", usage)
 
-    def not_kept(self) -> None:
-        """Say in the response that it cannot be continued."""
-        self._kept = False
+    def not_kept(self, error: ApiError) -> None:
+        """Say in the response that it cannot be continued, and why."""
+        self._kept, self._not_kept = False, {"store_error": {"code": error.code, "message": error.message}}
 
     # ---------------------------------------------------------------- items
 
@@ -151,7 +163,7 @@ class ResponsesEncoder(AnswerEncoder):
 
     # ---------------------------------------------------------------- the whole
 
-    def _response(self, status: str, usage: dict[str, int] | None) -> dict[str, Any]:
+    def _response(self, status: str, usage: CallUsage | None) -> dict[str, Any]:
         return {
             "id": self._id,
             "object": "response",
@@ -164,9 +176,10 @@ class ResponsesEncoder(AnswerEncoder):
             "reasoning": {"effort": self._params.reasoning_effort, "summary": None},
             "service_tier": "default",
             "truncation": "disabled",
-            "usage": usage and usage_of_items(usage["prompt_tokens"], usage["completion_tokens"]),
+            "usage": usage and usage.of_items(),
             **self._params.repeated,
             "store": self._kept,
+            **self._not_kept,
         }
 
     def _event(self, event: str, /, **fields: Any) -> bytes:
@@ -174,17 +187,6 @@ class ResponsesEncoder(AnswerEncoder):
         data = orjson.dumps({"type": kind, "sequence_number": self._events, **fields})
         self._events += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
-
-
-def usage_of_items(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """Count tokens as responses and batches do."""
-    return {
-        "input_tokens": prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
 
 
 def input_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:

@@ -11,11 +11,20 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from weft.chat_template import REASONING
 from weft.domain.request import (
     MAX_ALLOWED_TOKENS,
     MAX_ALTERNATIVES,
@@ -25,12 +34,15 @@ from weft.domain.request import (
     SamplingDefaults,
 )
 from weft.domain.routes import PoolRoute
+from weft.domain.strict_json import MAX_CONTAINERS, too_many_containers
+from weft_gateway import exact_json
 from weft_gateway.core.answer_text import MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
+from weft_gateway.hints import Api, take_hints
 from weft_gateway.openai.fields import (
     MAX_BIAS,
     MAX_BIASES,
-    MAX_CONTAINERS,
+    MAX_FLOAT32,
     MAX_INT32,
     AllowedTokens,
     BadWords,
@@ -59,7 +71,6 @@ _PART_FIELDS = frozenset(
     "type text refusal "
     "annotations logprobs citations cache_control prompt_cache_breakpoint id status signature thinking".split()
 )
-REASONING = ("reasoning_content", "thinking", "reasoning")  # of a message, as transformers takes them
 T = TypeVar("T", bound="Strict")
 
 
@@ -71,14 +82,33 @@ def _role(value: Any) -> Any:
 
 
 def _content(value: Any) -> str:
-    """Read a text, or join a list of text parts."""
+    """Read a text, or a line for each text part of a list, as vLLM joins them."""
     if value is None:
         return ""
     if isinstance(value, list):
-        return "".join(map(_part, value))
+        return "\n".join(map(_part, value))
     if not isinstance(value, str):
         raise PydanticCustomError("content", "must be a string or a list of text parts")
     return value
+
+
+def _prediction(value: Any) -> str:
+    match value:
+        case {"type": "content", "content": str(text), **others} if not others:
+            return text
+        case {"type": "content", "content": list(parts), **others} if not others:
+            return "".join(map(_part, parts))
+        case _:
+            text = 'must be {"type": "content", "content": "..."}, where content is a string or a list of text parts'
+            raise PydanticCustomError("prediction", text)
+
+
+def text_of(content: Any, where: str) -> str | None:
+    """Read the content of a message as chats do; None stays None. Raises ParameterError that names `where`."""
+    try:
+        return None if content is None else _content(content)
+    except PydanticCustomError as error:
+        raise ParameterError(f"{where}: {error.message()}.", param=where) from error
 
 
 def _part(part: Any) -> str:
@@ -102,11 +132,25 @@ def _effort(value: Any) -> Any:
     return value
 
 
+_NO_NAMES = frozenset[str]()
+
+
 class Strict(BaseModel):
     """An object of known names, typed strictly."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+    api: ClassVar[Api | None] = Api.ANY  # whose hints it may have; None: it has none
     asked_as: ClassVar[Mapping[str, str]] = MappingProxyType({})  # by name here: what clients of its API call it
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The hints of the request that were ignored, as `hints.HINTS` names them."""
+        return vars(self).get("ignored_hints", _NO_NAMES)  # a private attribute of pydantic costs 20 us
+
+    def note_ignored(self, names: frozenset[str]) -> None:
+        """Add hints that were ignored."""
+        if names:
+            vars(self)["ignored_hints"] = self.ignored | names
 
     @model_validator(mode="before")
     @classmethod
@@ -159,7 +203,7 @@ class Common(Strict):
     include_stop_str_in_output: bool = Field(False, description="they are part of it")
     stop_token_ids: StopTokens = Field((), description=f"tokens that end the answer; at most {MAX_STOP_TOKENS}")
     seed: Whole | None = Field(None, ge=-(2**63), le=2**63 - 1, description="the same seed gives the same answer")
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False, description="0 is greedy")
+    temperature: float = Field(1.0, ge=0, le=MAX_FLOAT32, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: Whole = Field(0, ge=-1, le=MAX_INT32, description="the likeliest tokens that are sampled from; 0, -1: all")
     min_p: float = Field(0.0, ge=0, le=1, description="of the likeliest token's probability, what a token needs")
@@ -197,6 +241,7 @@ class Common(Strict):
         True, description="false: special tokens are part of the text, as they are spelled"
     )
     return_token_ids: bool = Field(False, description="prompt_token_ids and token_ids beside the text")
+    return_weight_versions: bool = Field(False, description="weight_versions in each choice: which weights sampled it")
     return_tokens_as_token_ids: bool = Field(False, description="log probabilities name a token `token_id:N`")
     priority: Whole = Field(0, ge=0, le=MAX_INT32, description="above 0: may wait for interactive requests, as batches")
     cache_salt: str | None = Field(
@@ -242,6 +287,11 @@ class Common(Strict):
     def pools(self) -> bool:
         """The prompt's hidden state is asked for, and no answer."""
         return False
+
+    @property
+    def expected(self) -> str | None:
+        """What the client expects of the answer, to be guessed by; None: nothing."""
+        return None
 
     @property
     def prompts(self) -> int:
@@ -301,7 +351,8 @@ class Common(Strict):
             text = f"truncate_prompt_tokens {keep} is more than this model's context of {context_tokens} tokens."
             raise ParameterError(f"{text} Please request a smaller truncation size.", param="truncate_prompt_tokens")
         if keep == -1:
-            keep = max(1, context_tokens - (self.limit or self.unasked_tokens or 1)) if context_tokens else None
+            answer_tokens = (self.unasked_tokens or 1) if self.limit is None else self.limit
+            keep = max(1, context_tokens - answer_tokens) if context_tokens else None
         if keep is None or keep >= len(tokens):
             return tokens
         return tokens[:keep] if self.truncation_side == "right" else tokens[-keep:]
@@ -320,11 +371,12 @@ class Common(Strict):
         bound = min(left, most or left, usual, self._unasked()) if asked is None else asked
         if bound > left or (bound < 1 and asked is None):
             where = self.prompt_at(index)
-            wanted = f"you requested {prompt_tokens + max(0, asked or 0)} tokens ({prompt_tokens} in the prompt"
-            wanted += self.of_several(where)
-            wanted += f", {asked} in the completion)" if asked else ")"
+            completion_tokens = (not self.pools) if asked is None else max(0, asked)
+            requested = f"you requested {prompt_tokens + completion_tokens} tokens ({prompt_tokens} in the prompt"
+            requested += self.of_several(where)
+            requested += f", {completion_tokens:d} in the completion)" if completion_tokens else ")"
             raise ParameterError(
-                f"This model's maximum context length is {context_tokens} tokens. However, {wanted}. "
+                f"This model's maximum context length is {context_tokens} tokens. However, {requested}. "
                 f"Please reduce the length of the {'input prompt' if self.pools else 'prompt or the completion'}.",
                 param=self.limit_name if asked and left > 0 else where,
                 code="context_length_exceeded",
@@ -372,11 +424,12 @@ class Common(Strict):
 SAME_NAMED = tuple([field.name for field in fields(Sampling) if field.name in Common.model_fields])
 
 
-def _calls(calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    for call in calls or ():
-        if not isinstance(call.get("function") or {}, dict):
-            raise ValueError("function of a call is an object with name and arguments")
-    return calls
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    match call:
+        case {"function": {"name": str(name)}} if name:
+            return call
+        case _:
+            raise PydanticCustomError("call", "function must be an object with a name and arguments")
 
 
 _CONTINUES = "continue_final_message goes on with the last message"
@@ -401,7 +454,7 @@ class ChatMessage(BaseModel):
     has_content: SkipJsonSchema[bool] = True  # its own, whatever a client says: it is not null
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[list[dict[str, Any]] | None, Bounded, AfterValidator(_calls)] = None
+    tool_calls: Annotated[list[Annotated[dict[str, Any], AfterValidator(_call)]] | None, Bounded] = None
     reasoning_content: str | None = None
 
     @model_validator(mode="before")
@@ -413,10 +466,10 @@ class ChatMessage(BaseModel):
         if asked := next((name for name in _ASKING if value.get(name)), None):
             raise PydanticCustomError("asks", "has {name}: {advice}", {"name": asked, "advice": _ASKING[asked]})
         known = {name: value[name] for name in cls.model_fields if name in value}
-        reasoning = (found for name in REASONING if isinstance(found := value.get(name), str))
+        reasoning = (text for name in REASONING if (text := value.get(name)))
         known["reasoning_content"] = next(reasoning, known.get("reasoning_content"))
         if value.get("role") == "assistant":
-            known.setdefault("content", None)
+            known["content"] = value.get("refusal") if known.get("content") is None else known["content"]
         return {**known, "has_content": known.get("content") is not None}
 
     def of_template(self) -> dict[str, Any]:
@@ -425,7 +478,7 @@ class ChatMessage(BaseModel):
         if self.has_content:
             message["content"] = self.content
         if self.reasoning_content is not None:
-            message |= dict.fromkeys(("reasoning_content", "thinking"), self.reasoning_content)
+            message["reasoning_content"] = self.reasoning_content
         message |= {name: found for name in self.ALL if (found := getattr(self, name))}
         if self.tool_calls:
             message["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
@@ -433,18 +486,28 @@ class ChatMessage(BaseModel):
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Read the arguments of a call; a text that is no JSON, or beyond the bounds of values, stays a text."""
-    match call:
-        case {"function": {"arguments": str(arguments), **function}, **others}:
-            with contextlib.suppress(orjson.JSONDecodeError, PydanticCustomError):
-                return {**others, "function": {**function, "arguments": bounded(orjson.loads(arguments or "{}"))}}
-        case _:
-            pass
-    return call
+    """Read the arguments of a call. What is no JSON object within the bounds of values is a text."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(value: Any) -> dict[str, Any] | str:
+    if isinstance(value, dict):
+        return value
+    text = value if isinstance(value, str) else exact_json.dumps(value).decode()
+    if text.strip() in ("", "null"):
+        return {}
+    try:
+        read = bounded(exact_json.loads(text))
+    except ValueError:  # also what `bounded` raises
+        return text
+    return read if isinstance(read, dict) else text
 
 
 class ChatPrompt(Strict):
     """What a chat template gets."""
+
+    api: ClassVar[Api | None] = Api.CHATS
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool = Field(True, description="the prompt ends where an answer of the assistant begins")
@@ -478,7 +541,9 @@ class ChatPrompt(Strict):
     def check_together(self) -> None:
         super().check_together()
         if self.tool_choice not in ("none", "auto") and not self.required_tools:
-            text = f"tool_choice asks for a call, and tools has {'no such function' if self.tools else 'none'}."
+            name = self.tool_choice["name"][:64] if isinstance(self.tool_choice, dict) else ""
+            lacking = f"no function {name!r}" if self.tools else "none"
+            text = f"tool_choice asks for a call, and tools has {lacking}."
             raise ParameterError(text, param="tool_choice")
         prompts = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         if self.continue_final_message and prompts:
@@ -497,6 +562,15 @@ class ChatRequest(ChatPrompt, Common):
     top_logprobs: Whole = Field(0, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each")
     parallel_tool_calls: bool = Field(True, description="an answer may have several calls")
     include_reasoning: bool = Field(True, description="false: reasoning is counted, and no part of the answer")
+    prediction: Annotated[str | None, PlainValidator(_prediction, json_schema_input_type=dict[str, Any] | None)] = (
+        Field(
+            None, description='what the answer is expected to be: {"type": "content", "content": "text, or text parts"}'
+        )
+    )
+
+    @property
+    def expected(self) -> str | None:
+        return self.prediction
 
     @property
     def limit(self) -> int | None:
@@ -572,7 +646,8 @@ def naming(names: Mapping[str, str]) -> Generator[None]:
     except ParameterError as error:
         param, message = error.param or "", error.message
         for name, asked_as in names.items():
-            param, message = (re.sub(rf"^{re.escape(name)}\b", asked_as, text) for text in (param, message))
+            place = rf"^(tools\[\d+\] \([^)]*\): )?{re.escape(name)}\b"
+            param, message = (re.sub(place, rf"\g<1>{asked_as}", text) for text in (param, message))
         raise ParameterError(message, param=param or None, code=error.code) from error
 
 
@@ -582,15 +657,18 @@ def parse(kind: type[T], body: bytes) -> T:
 
 
 def object_of(body: bytes) -> dict[str, Any]:
-    """Read a JSON object. Raises BadRequest; before it is parsed where it may hold too many arrays and objects."""
-    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+    """Read a JSON object. Raises ParameterError, BadRequest; before it is parsed where it may hold too many values."""
+    if too_many_containers(body):
         text = (
             f"The body has more than {MAX_CONTAINERS} arrays and objects; each [ and {{ counts, also inside of texts."
         )
         raise BadRequest(text, code="too_many_values")
     try:
-        value: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        value: Any = exact_json.loads(body)
+    except ValueError as error:
+        if place := exact_json.place_beyond_floats(body):
+            text = f"{_path(place)}: must be less than 2^1024, the bound of 64-bit floats."
+            raise ParameterError(text, param=_path(place)) from error
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
@@ -598,12 +676,14 @@ def object_of(body: bytes) -> dict[str, Any]:
 
 
 def checked(kind: type[T], value: dict[str, Any]) -> T:
-    """Check an object as a typed request. Raises ParameterError."""
+    """Take the hints that are ignored out of an object, and check it as a typed request. Raises ParameterError."""
+    ignored = take_hints(kind.api, value, kind.model_fields) if kind.api else frozenset[str]()
     try:
         request = kind.model_validate(value)
     except ValidationError as error:
         raise _explained(kind, error.errors(include_url=False, include_context=False)[0]) from error
     request.check_together()
+    request.note_ignored(ignored)
     return request
 
 

@@ -1,14 +1,20 @@
 """The gateway's span of a request, by the semantic conventions of generative AI (OpenTelemetry, GenAI spans).
 
-It has names and numbers alone: nothing of prompt or answer.
+It has names, ids and numbers alone: nothing of prompt or answer. `gen_ai.request.stop_sequences` is left out for that:
+stop texts are written by users, and agents take them from their prompts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from weft.domain.request import FinishReason
-from weft.telemetry.tracing import RequestSpan
+from weft.telemetry.tracing import Attribute, RequestSpan
 from weft_gateway.core.events import Finish, PreparedRequest
 from weft_gateway.errors import ApiError
+from weft_gateway.openai.usage import CallUsage
+
+if TYPE_CHECKING:
+    from weft_gateway.openai.schema import Common
 
 REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}  # as answers name them
 
@@ -22,21 +28,32 @@ class RequestTrace:
         self.traceparent, self.trace_id = span.traceparent, span.trace_id
 
     def answered(
-        self, requests: Sequence[PreparedRequest], ends: Sequence[Finish], status: int, error: ApiError | None
-    ) -> None:
-        """`requests`: one for each prompt of the call."""
+        self, params: "Common", requests: Sequence[PreparedRequest], ends: Sequence[Finish], usage: CallUsage,
+        more: Mapping[str, Attribute | None], status: int, error: ApiError | None,
+    ) -> None:  # fmt: skip
+        """`requests`: one for each prompt of the call; `more`: attributes of its API."""
         request = requests[0]
         model, sampling = request.route.model_name, request.sampling
-        attributes = {
+        ttft_s = min((end.ttft_s for end in ends if end.ttft_s is not None), default=None)
+        attributes: dict[str, Attribute | None] = {
             "gen_ai.response.model": model,
             "gen_ai.response.id": request.request_id,
+            "gen_ai.response.time_to_first_chunk": ttft_s if params.stream else None,
+            "gen_ai.request.stream": params.stream,
             "gen_ai.request.max_tokens": request.max_tokens,
+            "gen_ai.request.seed": params.seed,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": float(sampling.top_k) if sampling.top_k else None,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
             "gen_ai.request.choice.count": request.n if request.n > 1 else None,
             "gen_ai.response.finish_reasons": [REASONS.get(one.end.reason, one.end.reason.value) for one in ends],
-            "gen_ai.usage.input_tokens": sum(len(one.prompt) for one in requests),
-            "gen_ai.usage.output_tokens": sum(end.outcome.completion_tokens for end in ends),
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
+            **more,
             "weft.request_id": request.request_id,
             "weft.namespace": request.namespace or None,
             "weft.pool": request.route.pool,
@@ -50,9 +67,8 @@ class RequestTrace:
         self._end(model, {}, status, code)
 
     def _end(
-        self, model: str | None, attributes: dict[str, str | int | float | list[str] | None], status: int | None,
-        error: str,
-    ) -> None:  # fmt: skip
+        self, model: str | None, attributes: Mapping[str, Attribute | None], status: int | None, error: str
+    ) -> None:
         about = {
             "gen_ai.operation.name": self._operation,
             "gen_ai.provider.name": "weft",

@@ -50,7 +50,7 @@ async def tokenize(state: AppState, request: Request) -> Response:
     """Answer with the tokens of a text or of a chat."""
     caller = await caller_of(state, request, Action.INFER)
     body = await json_body(state, request, caller.tenant)
-    params = await state.turns.parse(caller.tenant, _tokenize_request, body)
+    params = await state.turns.parse(caller.tenant, tokenize_request, body)
     pool, tokenizer = await tokenizer_of(state, caller, params.model)
     try:
         work = partial(_tokenized, params, pool, tokenizer)
@@ -59,7 +59,7 @@ async def tokenize(state: AppState, request: Request) -> Response:
         raise BadRequest(f"The prompt cannot be encoded: {error}.", code=error.code) from error
 
 
-def _tokenize_request(body: bytes) -> TokenizeRequest | TokenizeChatRequest:
+def tokenize_request(body: bytes) -> TokenizeRequest | TokenizeChatRequest:
     """Raises BadRequest, ParameterError."""
     value = object_of(body)
     return checked(TokenizeChatRequest if "messages" in value else TokenizeRequest, value)
@@ -70,7 +70,7 @@ def _tokenized(params: TokenizeRequest | TokenizeChatRequest, pool: PoolRoute, t
     tokens = _tokens(params, pool, tokenizer)
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
     found["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if params.return_token_strs else None
-    return json_response(found)
+    return json_response(found, params.ignored)
 
 
 def _tokens(params: TokenizeRequest | ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) -> list[int]:
@@ -103,7 +103,7 @@ async def detokenize(state: AppState, request: Request) -> Response:
         text = f"tokens: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="tokens")
     text = await state.turns.encode(caller.tenant, partial(tokenizer.decode, params.tokens))
-    return json_response({"prompt": text})
+    return json_response({"prompt": text}, params.ignored)
 
 
 async def tokenizer_info(state: AppState, request: Request) -> Response:

@@ -8,6 +8,7 @@ modules: they stand above `weft_gateway.openai`, which imports this package.
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action, authenticate, check_scope
 from weft_gateway.shell.bounded_http import BoundedHttp, ConnectionBound
+from weft_gateway.shell.caller_turns import CallerTurns
 from weft_gateway.shell.chunk_pacing import ChunkPacing
 from weft_gateway.shell.depot_client import fetch_tokenizer_files
 from weft_gateway.shell.metrics import GatewayMetrics

@@ -24,6 +24,7 @@ from weft.hosts import AllowedHosts, HostCheck, refusal
 from weft.telemetry.logs import kv
 from weft_gateway.core.refusal_pacing import AT_ONCE
 from weft_gateway.errors import ApiError, BadRequest, Internal, PermissionDenied
+from weft_gateway.hints import HEADER
 from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import BatchRequest, cancel_batch, create_batch, list_batches, one_batch
@@ -47,6 +48,7 @@ from weft_gateway.openai.schema import ChatRequest, CompletionRequest
 from weft_gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest, detokenize, tokenize, tokenizer_info
 from weft_gateway.shell import page
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.caller_turns import CallerTurns
 from weft_gateway.shell.early_refusals import await_turn, log_refusal, refusal_of
 from weft_gateway.shell.request_ids import Ids, ResponseHeaders
 from weft_gateway.shell.status import metrics_of, status_of
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 EXPOSED = [
     "x-request-id",
     "x-weft-model-digest",
+    HEADER,
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
@@ -105,7 +108,7 @@ def build_app(state: AppState) -> FastAPI:
     """The application around one gateway's state."""
     app = FastAPI(
         title="Weft", docs_url=None, redoc_url=None, openapi_url=None, description="OpenAI API for LoRA adapters",
-        telemetry=NO_TELEMETRY,
+        telemetry=NO_TELEMETRY, redirect_slashes=False,
     )  # fmt: skip
     app.router.route_class = DirectRoute
     post, get = ["POST"], ["GET"]
@@ -162,6 +165,7 @@ def build_app(state: AppState) -> FastAPI:
     if not state.settings.auth:
         hosts = AllowedHosts(state.settings.allowed_hosts)
         app.add_middleware(HostCheck, hosts=hosts, refuse=partial(_refuse_host, state))
+    app.add_middleware(CallerTurns, state=state, model_paths=MODEL_PATHS)
     app.add_middleware(ResponseHeaders, state=state)
     return app
 
@@ -289,7 +293,7 @@ async def _load(state: AppState, _request: Request) -> Response:
 async def _readyz(state: AppState, _request: Request) -> Response:
     """Ready: a route table is there, and a tokenizer if one is to come. What is still missing is waited for."""
     reason = state.not_ready_reason()
-    return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
+    return Response(f"{reason or state.manager.shortages.text()}\n", 503 if reason else 200, media_type="text/plain")
 
 
 async def _metrics(state: AppState, request: Request) -> Response:

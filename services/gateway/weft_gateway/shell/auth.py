@@ -63,7 +63,8 @@ def authenticate(
 def check_scope(principal: Principal, action: Action) -> None:
     """Raises PermissionDenied."""
     if action not in _ALLOWED[principal.scope] and principal is not ANY_NAMESPACE:
-        text = f"The scope of this API key is {principal.scope.value}: it may not do this."
+        scopes = " or ".join(scope.value for scope, actions in _ALLOWED.items() if action in actions)
+        text = f"Expected a key of scope {scopes}, got a key of scope {principal.scope.value}."
         instead = " A key of scope platform loads and unloads adapters; with this one, `weft push` sends an adapter."
         raise PermissionDenied(text + (instead if action is Action.PUBLISH else ""))
     if action in _OF_EVERY_MODEL and principal.models:

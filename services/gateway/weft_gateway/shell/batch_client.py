@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ from weft.wire.v1 import batch_pb2, batch_pb2_grpc
 from weft_gateway.errors import (
     ApiError,
     BadRequest,
+    InsufficientStorage,
     Internal,
     NotConfigured,
     NotFound,
@@ -148,12 +149,15 @@ def _refusals() -> Generator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        code, details = error.code(), error.details() or ""
+        code, details, trailers = error.code(), error.details() or "", [*cast(Any, error.trailing_metadata() or ())]
         if kind := _ERRORS.get(code):
             raise kind(details) from error
         if code is grpc.StatusCode.ABORTED:
             text = "The store of files and batches is busy; nothing was changed. Try again."
             raise ServiceUnavailable(text, code="batch_busy", retry_after_ms=1000) from error
+        if codec.STORAGE_FULL in trailers:
+            text = f"The batch service's storage is full: {details}. Nothing was stored; what is stored can be read."
+            raise InsufficientStorage(text, code="batch_full") from error
         if code in _LATER:
             text = (
                 "The batch service does not answer; files and batches are kept, and running batches go on once it does."

@@ -54,6 +54,17 @@ class Dismissal:
     end: Callable[[], None]
 
 
+class _AnswerTransport:
+    """The transport of an answer, which closes the connection once the request's body is read.
+
+    Closed earlier, the kernel resets the connection, and the client may lose the answer.
+    """
+
+    def __init__(self, http: "BoundedHttp") -> None:
+        self.write, self.is_closing = http.transport.write, http.transport.is_closing
+        self.close = http.close_behind_body
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection. uvicorn makes one for each."""
 
@@ -68,9 +79,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._gone_timer: asyncio.TimerHandle | None = None
         self._refusals, self._dismissed = refusals, False  # the present request is
+        self._closes = False  # behind the body of the present request
         self._held: tuple[asyncio.TimerHandle, Dismissal] | None = None
         self._unread = b""  # behind requests that wait for their turn
         self._running: RequestResponseCycle | None = None
+        self._answers: _AnswerTransport | None = None
 
     # ---------------------------------------------------------------- in
 
@@ -91,18 +104,21 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.close()
 
     def _rank(self) -> None:
-        """Say what this connection waits for. Behind an answer, with or without a rest of the body, it is idle."""
+        """Tell the bound what this connection waits for, and start the deadline of an unfinished head.
+
+        A head that is sent ahead of its turn has its deadline from the end of the answer before it.
+        """
         if self._answering or self._held or self.transport.is_closing():
             self._bound.busy(self)
         elif self._in_head and self._head_bytes:
             self._bound.unfinished(self, self.client[0] if self.client else "")
+            if self._head_timer is None:
+                self._await_head()
         else:
             self._bound.idle(self)
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._in_head and self._head_timer is None:
-            self._await_head()
         self._unread += data
         self._read_on()
         if self.pipeline and not self.transport.is_closing():
@@ -138,7 +154,8 @@ class BoundedHttp(HttpToolsProtocol):
                 self.logger.warning("Invalid HTTP request received.")
                 fault = error.__context__
                 if not isinstance(fault, BadRequest):
-                    fault = BadRequest(f"The bytes are no valid HTTP request ({error}); correct them.")
+                    reason = "HTTP/2 is not served without TLS" if "PRI" in str(error) else error
+                    fault = BadRequest(f"The bytes are no valid HTTP request ({reason}); correct them.")
                 self._refuse(fault.status, fault.code, fault.message)
                 return
             else:
@@ -184,6 +201,8 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._head_bytes, self._in_head = 0, True
         self._rest_timer = _cancelled(self._rest_timer)
+        if self._closes:
+            self.transport.close()
         if not self._dismissed:
             super().on_message_complete()
         elif not self._held:
@@ -216,7 +235,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if not self._in_head and not self.pipeline:  # what is being read is the body of what was answered
-            self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
+            self._await_rest()
         super().on_response_complete()
         if self._unread:
             self._read_on()
@@ -237,9 +256,21 @@ class BoundedHttp(HttpToolsProtocol):
         self.server_state.total_requests += 1
         self.transport.write(dismissal.answer)
         if dismissal.closes:
-            self.transport.close()
+            self.close_behind_body()
         elif not self._in_head:
-            self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
+            self._await_rest()
+
+    def close_behind_body(self) -> None:
+        """Close the connection once the body of the answered request is read, or its time is over."""
+        self._closes = True
+        if self._in_head or self.pipeline:
+            self.transport.close()
+        else:
+            self._await_rest()
+
+    def _await_rest(self) -> None:
+        _cancelled(self._rest_timer)
+        self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
 
     def _await_request(self) -> None:
         """Wait for the next request, as behind an answer of uvicorn's own."""
@@ -274,11 +305,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_overdue)
 
     def _head_overdue(self) -> None:
-        """A head may be sent ahead of its turn: while an answer is under way its deadline starts again."""
-        if self._answering:
-            self._await_head()
-        else:
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, "timeout", _TOO_SLOW)
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, "timeout", _TOO_SLOW)
 
     @property
     def _answering(self) -> bool:
@@ -304,6 +331,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        self._answers = self._answers or _AnswerTransport(self)
+        cycle.transport = self._answers  # pyright: ignore[reportAttributeAccessIssue]
         super()._start_asgi_task(cycle, app)
 
     def _check_client(self) -> None:

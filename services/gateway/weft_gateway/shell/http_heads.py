@@ -17,6 +17,10 @@ def check_head(
     parser: HttpRequestParser, headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes]
 ) -> None:
     """Check what the parser lets pass. `fields`: the last of `headers` by name. Raises BadRequest."""
+    if (version := parser.get_http_version()) not in ("1.1", "1.0"):
+        message = f"Expected HTTP/1.1 or HTTP/1.0, got HTTP/{version}; configure the client for HTTP/1.1."
+        status = HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
+        raise BadRequest(message, code="unsupported_http_version", status=status)
     coding, codings = fields.get(b"transfer-encoding"), 1
     if len(fields) != len(headers):
         names = [name for name, _ in headers]
@@ -25,7 +29,7 @@ def check_head(
             if names.count(name) > 1:
                 raise BadRequest(f"Expected the header {name.decode()} once, got it again; send it once.")
     host = fields.get(b"host")
-    if (host is None and parser.get_http_version() == "1.1") or not _HOST.fullmatch(host or b""):
+    if (host is None and version == "1.1") or not _HOST.fullmatch(host or b""):
         given = "none" if host is None else repr(host[:MAX_SHOWN].decode("latin-1"))
         raise BadRequest(f"Expected one name or address in the header host, got {given}; correct it.")
     if coding is not None and (codings > 1 or coding.rstrip(b" ").lower() != b"chunked"):

@@ -1,10 +1,14 @@
 """The gateway's metrics (`weft_gateway_*`). Labels are bounded: the first models have their own, others share one.
 
-One has vLLM's name: requests that no runner has. Those that runners have are in the runners' own.
+The series of a model or pool end when it is not served any more. Its last requests, which may run on, count as
+those of `other` from then on.
+
+Three have vLLM's names: requests that no runner has, and requests that a full queue has turned away. Requests that
+runners have are in the runners' own.
 """
 
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
 
@@ -18,12 +22,12 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from weft.domain.request import Priority
 from weft.telemetry.invariants import VIOLATIONS
-from weft.telemetry.labels import OTHER, BoundedLabels
+from weft.telemetry.labels import OTHER, BoundedLabels, LabelledSeries
 from weft.wire.errors import PEER_ERRORS
 from weft_gateway.core.events import Finish
 from weft_gateway.core.gateway import Gateway
@@ -32,8 +36,10 @@ SECONDS_TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 MAX_MODELS = 200  # with labels of their own; more share one, so that a scrape stays small
 MAX_TIMED = 100  # models with a histogram of their own
+MAX_POOLS = 1000  # with histograms of their own
 SECONDS_IN_ALL = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 NO_MODEL = "-"
+QUEUE_LIMIT = "max_num_queued_reqs"  # vLLM's reason; it has another one, for a limit of tokens
 _PROCESS_COLLECTORS = (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR, VIOLATIONS, PEER_ERRORS)
 
 
@@ -41,10 +47,12 @@ class _Counts:
     """Counters of answers and tokens by model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
-        self.requests = counter("weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"])
-        self.prompt_tokens = counter("weft_gateway_prompt_tokens", "Prompt tokens.", ["model"])
-        self.tokens = counter("weft_gateway_tokens", "Tokens streamed and billed.", ["model"])
+        def counter(name: str, text: str, *labels: str) -> LabelledSeries[Counter]:
+            return LabelledSeries(Counter(f"weft_gateway_{name}", text, labels, registry=registry))
+
+        self.requests = counter("requests", "Requests by model and HTTP status.", "model", "status")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.", "model")
+        self.tokens = counter("tokens", "Tokens streamed and billed.", "model")
 
 
 class GatewayMetrics:
@@ -56,17 +64,19 @@ class GatewayMetrics:
 
     def __init__(self, gateway: Gateway, registry: CollectorRegistry) -> None:
         self._registry, self._unnamed = registry, CollectorRegistry()
-        self._models, self._timed = BoundedLabels(MAX_MODELS), BoundedLabels(min(MAX_MODELS, MAX_TIMED))
+        served = gateway.routes.routes
+        self._models, self._timed = BoundedLabels(MAX_MODELS, served), BoundedLabels(min(MAX_MODELS, MAX_TIMED), served)
+        self._pools = BoundedLabels(MAX_POOLS, gateway.routes.pools)
         self._counts, self._unnamed_counts = _Counts(registry), _Counts(self._unnamed)
         counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, labelnames=["pool"], registry=registry)
-        self.ttft = Histogram(
-            "weft_gateway_ttft_seconds", "Arrival to first token.", ["pool", "model"], buckets=SECONDS_TO_FIRST,
-            registry=registry,
-        )  # fmt: skip
+
+        def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> LabelledSeries[Histogram]:
+            return LabelledSeries(Histogram(f"weft_gateway_{name}", text, labels, buckets=buckets, registry=registry))
+
+        self._ttft = histogram("ttft_seconds", "Arrival to first token.", SECONDS_TO_FIRST, "pool", "model")
         mean = "Mean time of a token after the first, per request."
-        self.per_token = histogram("weft_gateway_time_per_output_token_seconds", mean, buckets=SECONDS_PER_TOKEN)
-        self.total = histogram("weft_gateway_e2e_seconds", "Arrival to the last byte.", buckets=SECONDS_IN_ALL)
+        self._per_token = histogram("time_per_output_token_seconds", mean, SECONDS_PER_TOKEN, "pool")
+        self._total = histogram("e2e_seconds", "Arrival to the last byte.", SECONDS_IN_ALL, "pool")
         self.migrations = counter("weft_gateway_migrations", "Assignments beyond a request's first.")
         self.overruns = counter("weft_gateway_overrun_requests", "Requests whose reservation was doubled.")
         self.predict_failures = counter("weft_gateway_predict_failures", "Requests that went on without a prediction.")
@@ -89,13 +99,16 @@ class GatewayMetrics:
         counters = self.migrations, self.overruns, self.predict_failures, self.outcomes_dropped, self.corrupt_artifacts
         for collector in (*counters, *_PROCESS_COLLECTORS):
             self._unnamed.register(collector)
-        registry.register(_Waiting(gateway))
+        self._routes, self._queue = served, _Queue(gateway)
+        registry.register(self._queue)
 
-    def count_request(self, model: str | None, status: int) -> None:
-        """One answer; 499: the client went away. Without a known model the label is "-"."""
+    def count_request(self, model: str | None, status: int, code: str = "") -> None:
+        """One answer; 499: the client went away; `code`: of an error. Without a known model the label is "-"."""
         label = self._models.of(model) if model else NO_MODEL
         for counts in self._counts_of(label):
-            counts.requests.labels(label, str(status)).inc()
+            counts.requests.of(label, str(status)).inc()
+        if code == "queue_full" and (route := self._routes.get(model or "")):
+            self._queue.rejections[route.pool] += 1
 
     def count_finish(self, finish: Finish) -> None:
         """An answer that has ended. Times are those of interactive ones: nobody waits for a line of a batch."""
@@ -103,17 +116,29 @@ class GatewayMetrics:
         label = self._models.of(outcome.model_name)
         for counts in self._counts_of(label):
             if outcome.choice == 0:  # the answers of a request have one prompt
-                counts.prompt_tokens.labels(label).inc(outcome.prompt_tokens)
-            counts.tokens.labels(label).inc(tokens)
+                counts.prompt_tokens.of(label).inc(outcome.prompt_tokens)
+            counts.tokens.of(label).inc(tokens)
         self.migrations.inc(outcome.migrations)
         self.overruns.inc(outcome.doublings > 0)
         if finish.priority is Priority.BATCH:
             return
-        self.total.labels(outcome.pool).observe(finish.total_s)
+        pool = self._pools.of(outcome.pool)
+        self._total.of(pool).observe(finish.total_s)
         if finish.ttft_s is not None:
-            self.ttft.labels(outcome.pool, self._timed.of(outcome.model_name)).observe(finish.ttft_s)
+            self._ttft.of(pool, self._timed.of(outcome.model_name)).observe(finish.ttft_s)
             if tokens > 1:
-                self.per_token.labels(outcome.pool).observe((finish.total_s - finish.ttft_s) / (tokens - 1))
+                self._per_token.of(pool).observe((finish.total_s - finish.ttft_s) / (tokens - 1))
+
+    def on_routes(self) -> None:
+        """End the series of the models and pools that the route table has no more."""
+        for model in self._models.give_back():
+            for series in (self._counts.requests, self._counts.prompt_tokens, self._counts.tokens):
+                series.remove(model)
+        for model in self._timed.give_back():
+            self._ttft.remove(model, 1)
+        for pool in self._pools.give_back():
+            for times in (self._ttft, self._per_token, self._total):
+                times.remove(pool)
 
     def exposition(self, shown: frozenset[str] | None) -> bytes:
         """Prometheus' text. Samples of models and pools that are not `shown` are left out; None shows every one."""
@@ -129,19 +154,32 @@ class GatewayMetrics:
         return (self._counts, self._unnamed_counts) if label in (NO_MODEL, OTHER) else (self._counts,)
 
 
-class _Waiting(Collector):
-    """Requests without a runner by base model: beside the runners' metric of this name they are all that wait."""
+class _Queue(Collector):
+    """Requests without a runner, and those that a full queue has turned away, by base model and by vLLM's names.
+
+    Beside the runners' metric of that name the former are all that wait. This gateway's own bound counts without model.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self.rejections = Counts[str]()  # by pool
 
     def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily("vllm:num_requests_waiting", "Requests without a runner.", labels=["model_name"])
+        text, name = "Requests without a runner", "vllm:num_requests_waiting"
+        waiting = GaugeMetricFamily(name, f"{text}.", labels=["model_name"])
+        by_reason = GaugeMetricFamily(f"{name}_by_reason", f"{text}, by reason.", labels=["model_name", "reason"])
+        rejected = CounterMetricFamily(
+            "vllm:admission_rejections", "Requests that a full queue has turned away.", labels=["model_name", "reason"]
+        )
         requests = self._gateway.requests.values()
-        waiting = Counts(active.pool for active in requests if active.running is None)
+        held = Counts(active.pool for active in requests if active.running is None)
+        rejected.add_metric([NO_MODEL, QUEUE_LIMIT], self._gateway.admission.rejections)
         for pool in self._gateway.routes.pools.values():
-            family.add_metric([pool.base_model_name or pool.name], waiting[pool.name])
-        yield family
+            model = pool.base_model_name or pool.name
+            waiting.add_metric([model], held[pool.name])
+            by_reason.add_metric([model, "capacity"], held[pool.name])
+            rejected.add_metric([model, QUEUE_LIMIT], self.rejections[pool.name])
+        yield from (waiting, by_reason, rejected)
 
 
 class _Shown(Collector):

@@ -28,7 +28,9 @@ class Ids:
 class ResponseHeaders:
     """Pure ASGI: every HTTP answer, errors included, carries `x-request-id`; `request.state.ids` are the request's.
 
-    Once the process stops, every answer asks the client to come back on another connection.
+    Once the process stops, every answer asks the client to come back on another connection. A slash at the end of a
+    path is left out: behind a proxy that ends TLS, a redirect would send the client to http://. A HEAD request is
+    routed as GET; uvicorn, which keeps the method, sends no body.
     """
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
@@ -39,6 +41,10 @@ class ResponseHeaders:
             return await self._app(scope, receive, send)
         ids = ids_of(dict(scope["headers"]).get(b"x-request-id", b""))
         scope.setdefault("state", {})["ids"] = ids
+        if len(scope["path"]) > 1:
+            scope["path"] = scope["path"].removesuffix("/")
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -23,6 +24,7 @@ from weft.domain.routes import Routes
 from weft.machine_shell import MachineShell
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
+from weft.telemetry.probes import Shortages
 from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY, GatewayMessage, outcome_bytes
 from weft.wire.errors import PeerError, report_peer_error
 from weft.wire.streams import ClientStream, channel
@@ -53,14 +55,20 @@ class PendingAnswer:
 
     `wake`: called where there is something new; it is the same for the answers to one call. `model`: for the log.
     `prompt_logprobs`: of every token of the prompt, None for the first one; empty where they are not asked for, not
-    here yet, or another answer's: they come with the first one.
+    here yet, or another answer's: they come with the first one. `cached_tokens`: tokens of the prompt that were reused;
+    None: the answer has not begun.
     """
 
     def __init__(self, wake: Callable[[], None], model: str) -> None:
         self.wake, self.model = wake, model
         self.finish: Finish | None = None
         self.prompt_logprobs: Sequence[TokenLogprob | None] = ()
+        self.cached_tokens: int | None = None
         self._pending: list[Emit] = []
+
+    def begin(self, cached_tokens: int) -> None:
+        self.cached_tokens = cached_tokens
+        self.wake()
 
     def add(self, emit: Emit) -> None:
         if emit.prompt_logprobs:
@@ -76,7 +84,8 @@ class PendingAnswer:
         logprobs = tuple(logprob for one in pending for logprob in one.logprobs)
         tokens = tuple(token for one in pending for token in one.tokens)
         text = "".join([one.text for one in pending])
-        return Emit(pending[0].request_id, text, logprobs, pending[-1].answer_tokens, tokens)
+        starts = [start for emit in pending for start in emit.token_starts]
+        return Emit(pending[0].request_id, text, logprobs, pending[-1].answer_tokens, tokens, token_starts=starts)
 
 
 class RequestManager:
@@ -101,7 +110,7 @@ class RequestManager:
         self.settings, self.clock = settings, clock
         self.metrics = GatewayMetrics(self.machine, registry)
         self.limits = RateLimits(self.machine.gateway_id, clock)
-        self.history, self.fleet = History(), FleetView(self._ask_for_fleet, clock)
+        self.shortages, self.history, self.fleet = Shortages(), History(), FleetView(self._ask_for_fleet, clock)
         self._on_routes, self._tls = on_routes, tls
         self._shell = MachineShell[Event, Effect](self.machine, self._perform, clock=clock)
         self.feed = self._shell.feed
@@ -159,7 +168,9 @@ class RequestManager:
 
     def count_answer(self, model: str | None, namespace: str | None, status: int, code: str) -> None:
         """One answer to a client. None: a model that is not found, a caller that is not known."""
-        self.metrics.count_request(model, status)
+        self.metrics.count_request(model, status, code)
+        if status == HTTPStatus.INSUFFICIENT_STORAGE:
+            self.shortages.note(code)
         self.history.answered(namespace, status, code, self.clock())
 
     async def drain(self, limit_s: float) -> None:
@@ -215,9 +226,9 @@ class RequestManager:
                     self._pacing.add(answer.wake)
             case Send():
                 self._send(effect)
-            case events.FirstToken(request_id):
+            case events.FirstToken(request_id, cached_tokens):
                 if answer := self._answers.get(request_id):
-                    answer.wake()
+                    answer.begin(cached_tokens)
             case events.Finish():
                 self._finish(effect)
             case events.Proceed(request_id):
@@ -235,6 +246,7 @@ class RequestManager:
                 routes = self.machine.routes
                 level = logging.INFO if pools else logging.DEBUG  # adapters come and go by the thousand
                 log.log(level, "route table", extra=kv(version=routes.version, models=len(routes.routes)))
+                self.metrics.on_routes()
                 self._on_routes(pools)
             case events.OpenSession():
                 self._sessions[effect.peer] = RunnerSession(effect, self.feed, self._on_session_end, self._tls)

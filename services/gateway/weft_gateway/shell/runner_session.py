@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -39,7 +40,9 @@ class RunnerSession:
         on_end: Callable[[Closed], None],
         tls: Tls | None,
     ) -> None:
-        self.peer, self._address, self._feed, self._on_end, self._tls = opened.peer, opened.address, feed, on_end, tls
+        self.peer, self._feed, self._on_end = opened.peer, feed, on_end
+        self._address = opened.address
+        self._connect = partial(channel, opened.address, tls, "runner", namespace=opened.pool.partition("/")[0])
         self._outbox: SendQueue[runner_pb2.GatewayToRunner] = SendQueue()
         self._outbox.put(GATEWAY_TO_RUNNER.encode(opened.hello))
         self._ready = self._closed = False
@@ -78,7 +81,7 @@ class RunnerSession:
     async def _run(self) -> None:
         detail = "closed by the runner"
         try:
-            async with channel(self._address, self._tls, "runner") as connection:
+            async with self._connect() as connection:
                 self._connection = connection
                 call: Call = runner_pb2_grpc.RunnerStub(connection).Session(aiter(self._outbox), metadata=(CALLED,))
                 try:

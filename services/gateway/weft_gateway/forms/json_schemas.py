@@ -1,0 +1,172 @@
+"""JSON schemas of clients, as llguidance takes them: OpenAPI's `nullable`, and keywords that cannot be enforced."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from llguidance import LLMatcher
+
+from weft.grammars import first_fault, one_line, parser_limits
+
+Options = Mapping[str, Any]  # what llguidance takes beside a schema, as `x-guidance`
+_ONE_OF = (
+    "oneOf is taken where its schemas cannot hold at once, as by a required property of different const; otherwise "
+    "write anyOf, or, beside a schema that may have it, strict: false, which takes it as anyOf"
+)
+_INSIDE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")  # a schema
+_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # schemas
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
+_SHARED = ("$defs", "definitions")
+_NUMBERS = frozenset("enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
+LONG_NUMBER = re.compile(r"[0-9]{16}")  # 2^53, the first integer that a 64-bit float may round, has 16 digits
+_MAX_INT64 = 2**63 - 1  # a float rounds it, llguidance does not
+_ANNOTATIONS = frozenset(("title", "description", "examples", "default", "$comment"))
+
+
+def with_nulls(text: str) -> str:
+    """Say OpenAPI's `nullable` in a JSON schema's own words; what is no JSON stays as it is."""
+    if '"nullable"' not in text:
+        return text
+    try:
+        return json.dumps(allow_null(json.loads(text)))
+    except json.JSONDecodeError:
+        return text
+    except RecursionError as error:
+        raise ValueError("it is too deeply nested") from error
+
+
+def allow_null(schema: Any) -> Any:
+    """Let a schema take null where it says `nullable: true`; in enum, too: whoever writes both means it."""
+    if not isinstance(schema, dict):
+        return schema
+    typed: dict[str, Any] = {key: _inside(key, value, allow_null) for key, value in schema.items()}
+    if not isinstance(takes_null := typed.pop("nullable", False), bool):
+        raise ValueError("nullable is true or false")
+    if not takes_null:
+        return typed
+    shared = {key: typed.pop(key) for key in (*_SHARED, "$schema", "$id") if key in typed}
+    return {**shared, "anyOf": [typed, {"type": "null"}]}
+
+
+def drop_annotations(schema: Any) -> Any:
+    """Leave out what binds no value: grammars are bounded, and descriptions are most of a tool's schema."""
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _inside(key, value, drop_annotations) for key, value in schema.items() if key not in _ANNOTATIONS}
+
+
+def rebase_references(schema: Any, place: str) -> Any:
+    """Rewrite the references of a schema that becomes a part of another, at a JSON pointer such as `/$defs/a`."""
+    if not isinstance(schema, dict):
+        return schema
+    part: dict[str, Any] = {
+        key: _inside(key, value, partial(rebase_references, place=place)) for key, value in schema.items()
+    }
+    part.pop("$id", None)  # its references would be of itself
+    if isinstance(reference := part.get("$ref"), str) and reference.startswith("#"):
+        part["$ref"] = f"#{place}{reference[1:]}"
+    return part
+
+
+def keep_enforceable(schema: Any, options: Options, *, where: str = "") -> Any:
+    """Return a schema that llguidance can enforce.
+
+    A lenient one loses the keywords that cannot be enforced. Else raises ValueError, which names the first of them;
+    `where`: the place of the schema.
+    """
+    fault = _find_fault(schema, options, schema)
+    if not fault:
+        return schema
+    kept = _drop_faults(schema, options)
+    if options["lenient"]:
+        return kept
+    path, part = _find_dropped(schema, kept)
+    places = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in path)
+    place = f"{where}{places}".removeprefix(".")
+    raise ValueError(f"{place}: {_find_fault(part, options, schema) or fault}" if place else fault)
+
+
+def _inside(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change the schemas that a keyword of a schema holds."""
+    if key in _NAMED and isinstance(value, dict):
+        return {name: change(inner) for name, inner in value.items()}
+    if key in _LISTED and isinstance(value, list):
+        return [change(inner) for inner in value]
+    return change(value) if key in _INSIDE and isinstance(value, dict) else value
+
+
+def _drop_faults(schema: Any, options: Options) -> Any:
+    """Leave out keywords, first those of definitions, which others refer to."""
+    root = schema
+    for key in _SHARED:
+        if isinstance(schema, dict) and isinstance(schema.get(key), dict):
+            root = {**root, key: {name: _keep(inner, options, root) for name, inner in schema[key].items()}}
+    return _keep(root, options, root)
+
+
+def _keep(schema: Any, options: Options, root: Any) -> Any:
+    if not _find_fault(schema, options, root):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items() if isinstance(schema, dict) else ():
+        inside = _inside(key, value, partial(_keep, options=options, root=root))
+        if not _find_fault({**kept, key: inside}, options, root):
+            kept[key] = inside
+    return kept
+
+
+def _find_dropped(schema: Any, kept: Any) -> tuple[list[Any], Any]:
+    """Return the path to the first part of a schema that another, made of it, lacks, and the schema that had it."""
+    steps: Any = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    for step, value in steps:
+        if isinstance(kept, dict) and step not in kept:
+            return [step], schema
+        if value != kept[step]:
+            path, part = _find_dropped(value, kept[step])
+            return [step, *path], part
+    return [], schema
+
+
+def _find_fault(schema: Any, options: Options, root: Any) -> str:
+    """Return why a schema cannot be enforced; "": it can. `root`: the schema that its references are of."""
+    if not isinstance(schema, dict):
+        return "" if isinstance(schema, bool) else f"expected a schema, got {json.dumps(schema)[:64]}"
+    if (number := next(_rounded(schema), None)) is not None:
+        return f"the grammar would round the integer {str(number)[:64]}; leave it out, or use a string"
+    if "$ref" in json.dumps(schema):
+        schema = {**rebase_references(schema, "/$defs/root"), "$defs": {"root": rebase_references(root, "/$defs/root")}}
+    defaults: Any = options
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=defaults)
+    if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
+        return explain(error)
+    return first_fault(grammar)
+
+
+def _rounded(schema: Any) -> Iterator[int]:
+    """Yield the integers of a schema that llguidance, which computes with 64-bit floats, rounds or fails on."""
+    for key, value in schema.items() if isinstance(schema, dict) else ():
+        if key == "const" or (key in _NUMBERS and not isinstance(value, dict)):
+            yield from _rounded_in(value)
+        else:
+            for inner in value if isinstance(value, list) else [value]:
+                yield from _rounded(inner)
+
+
+def _rounded_in(value: Any) -> Iterator[int]:
+    match value:
+        case bool():
+            pass
+        case int() if value != _MAX_INT64 and not (abs(value) <= _MAX_INT64 and int(float(value)) == value):
+            yield value
+        case list() | dict():
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from _rounded_in(inner)
+        case _:
+            pass
+
+
+def explain(error: str) -> str:
+    """Write llguidance's message about a schema for people."""
+    return _ONE_OF if "coerce_one_of" in error else one_line(error.rpartition("\nerror: ")[2])

@@ -1,0 +1,70 @@
+"""Tools inside of messages of `POST /v1/messages`: system messages add and remove some, results of searches name some.
+
+All tools are shown to the model at once, so a request is made one whose `tools` are those after its last message.
+"""
+
+from typing import Any
+
+
+def settle_tools(request: dict[str, Any]) -> dict[str, Any]:
+    """Apply the changes of tools to `tools`, and write references to tools as their names. Changes the request."""
+    messages, tools = request.get("messages"), request.get("tools", [])
+    if not isinstance(messages, list) or not isinstance(tools, list):
+        return request
+    known = dict[str | int, Any]()
+    for index, tool in enumerate(tools):
+        name = _name(tool)
+        known[index if name is None or name in known else name] = tool
+    offered, is_changed = dict(known), False
+    for message in messages:
+        match message:
+            case {"role": "system", "content": [*blocks]}:
+                others = [block for block in blocks if not _change(block, known, offered)]
+                is_changed |= len(others) < len(blocks)
+                message["content"] = others
+            case {"role": "user", "content": [*blocks]}:
+                _name_references(blocks)
+            case _:
+                pass
+    if is_changed:
+        request["tools"] = list(offered.values())
+    return request
+
+
+def _change(block: Any, known: dict[str | int, Any], offered: dict[str | int, Any]) -> bool:
+    """Apply a block to the tools that are offered; False: it is none that changes them."""
+    match block:
+        case {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": str(name)} as tool}}:
+            known[name] = offered[name] = tool
+        case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}} if name in known:
+            offered[name] = known[name]
+        case {"type": "tool_removal", "tool": {"type": "tool_reference", "name": str(name)}}:
+            offered.pop(name, None)
+        case _:
+            return False
+    return True
+
+
+def _name_references(blocks: list[Any]) -> None:
+    for block in blocks:
+        match block:
+            case {"type": "tool_result", "content": [*parts]}:
+                block["content"] = [_named(part) for part in parts]
+            case _:
+                pass
+
+
+def _named(part: Any) -> Any:
+    match part:
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            return {"type": "text", "text": name}
+        case _:
+            return part
+
+
+def _name(tool: Any) -> str | None:
+    match tool:
+        case {"name": str(name)}:
+            return name
+        case _:
+            return None
