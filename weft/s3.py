@@ -14,6 +14,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import Session
+from urllib3 import HTTPConnectionPool
 
 ANSWER_BYTES, ANSWER_S = 2 << 20, 60.0  # of a listing or an error; objects have their own bounds
 PIECE_BYTES = 64 << 10
@@ -70,6 +71,10 @@ class _BoundedSession:
 
     def __init__(self, session: Any) -> None:
         self._session = session
+
+    def connect_with(self, pools: Mapping[str, type[HTTPConnectionPool]]) -> None:
+        """Use urllib3's pools of these classes, by scheme, for connections without a proxy."""
+        self._session._manager.pool_classes_by_scheme = pools
 
     def send(self, request: AWSPreparedRequest) -> AWSResponse:
         whole, request.stream_output = not request.stream_output, True  # else it is read in there, without a bound

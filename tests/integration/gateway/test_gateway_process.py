@@ -327,7 +327,11 @@ async def test_series_end_with_their_model_and_pool_though_requests_run_on(
         again = await ask("acme/upper")
         assert 'weft_gateway_requests_total{model="acme/upper",status="200"} 1.0' in again, "it begins at 0"
         assert 'pool="team/base"' in again
+        world.gateway.manager.count_answer("tiny", None, 429, "queue_full")
+        rejected = 'vllm:admission_rejections_total{model_name="tiny",reason="max_num_queued_reqs"}'
+        assert f"{rejected} 1.0" in (await http.get("/metrics")).text
         assert 'pool="team/base"' not in await change(4)
+        assert f"{rejected} 0.0" in await change(5, "tiny"), "a pool of the same name counts from zero"
 
 
 async def test_the_openapi_document_describes_both_requests(world: World) -> None:

@@ -1,12 +1,27 @@
 """The endpoints and addresses that the depot talks to, and S3 URIs that are URIs."""
 
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.artifacts.making import refused
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources import Endpoints, S3Endpoint, check_address, parse_path, split_url
+from weft_depot.sources import (
+    Clients,
+    Endpoints,
+    Origin,
+    RetryPolicy,
+    S3Endpoint,
+    SourceHttp,
+    check_address,
+    parse_path,
+    s3_errors,
+    split_url,
+)
 
 ALLOWED = Endpoints(("minio.storage:9000", "ceph", "https://secure:8443", "[fd00::1]:9000"), "eu-west-1")
 
@@ -93,6 +108,40 @@ def test_addresses_that_are_never_asked(url: str, inside: bool, allowed: bool) -
         return
     with refused(Reason.ENDPOINT_NOT_ALLOWED):
         check_address(url, inside=inside, what="it")
+
+
+def get_by_http(url: str) -> None:
+    http = SourceHttp(RetryPolicy(connect_s=1.0))
+    with http.get(url, {}, Origin(url, "the server"), lambda _: Refused(Reason.SOURCE_NOT_FOUND, "no")):
+        pass
+
+
+def get_by_s3(url: str) -> None:
+    with s3_errors(url), Clients(RetryPolicy(connect_s=1.0)).client(S3Endpoint(url, "us-east-1"), None) as client:
+        client.list_objects_v2(Bucket="bucket")
+
+
+@pytest.mark.parametrize("get", [get_by_http, get_by_s3])
+def test_a_name_that_changes_after_the_check_is_not_connected(
+    get: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look-ups of the name are the check's. The last belongs to the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        answers: Iterator[str] = iter(("1.1.1.1", "1.1.1.1", "127.0.0.1", "127.0.0.1"))
+        if get is get_by_http:
+            answers = iter(("1.1.1.1", "1.1.1.1", "1.1.1.1", "127.0.0.1", "127.0.0.1"))
+        lookup = socket.getaddrinfo
+
+        def rebinding(host: str, *rest: Any, **options: Any) -> Any:
+            return lookup(next(answers) if host == "rebound.example" else host, *rest, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+        with pytest.raises(Refused, match=r"rebound\.example' is 127\.0\.0\.1, an address inside"):
+            get(f"http://rebound.example:{port}")
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 @pytest.mark.parametrize(

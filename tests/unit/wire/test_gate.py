@@ -47,7 +47,8 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.authority, self.servicer = folder, Authority(), Predictor()
-        self.tls = self.identity("predictor")
+        names = self.authority.folder(folder / "predictor", "predictor", "acme.runner")
+        self.tls = Tls(names, "predictor")
         self.at = free_addresses(1)[0]
         self.stop = asyncio.Event()
         self.task = asyncio.create_task(
@@ -112,6 +113,14 @@ async def test_another_role_is_told_which_it_is_and_which_is_needed(served: Serv
         with pytest.raises(grpc.aio.AioRpcError, match=r"is of gateway; /weft.v1.Predictor/Observe needs supervisor"):
             await PredictorStub(opened).Observe().read()  # (a message that meets a refusal is told INTERNAL)
     assert served.servicer.calls == 0
+
+
+async def test_a_runner_of_another_namespace_is_not_connected(served: Served) -> None:
+    gateway = served.identity("gateway")
+    async with channel(served.at, gateway, "runner", namespace="acme") as opened:
+        assert await predict(opened) == "m"
+    code, _ = await refused(channel(served.at, gateway, "runner", namespace="rival"))
+    assert code is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_certificate_without_a_role_is_nobody(served: Served) -> None:

@@ -17,22 +17,22 @@ from weft_depot.sources.source import ArtifactSource, source_of
 
 if TYPE_CHECKING:
     from weft_depot.sources.hf import HfSource, parse_revision
-    from weft_depot.sources.http import SourceHttp
+    from weft_depot.sources.http import Origin, SourceHttp
     from weft_depot.sources.https import HttpsSource, folder_url
     from weft_depot.sources.hub import Hub
     from weft_depot.sources.oci import TITLE, FileLayer, Reference, basic_credentials, parse_manifest, parse_reference
     from weft_depot.sources.s3 import BucketSnapshot, Place, parse_path
-    from weft_depot.sources.s3_client import Endpoints, S3Endpoint
+    from weft_depot.sources.s3_client import Clients, Endpoints, S3Endpoint, s3_errors
     from weft_depot.sources.uploaded import UploadedSource
 
 _LATER = {
     "hf": "HfSource parse_revision",
-    "http": "SourceHttp",
+    "http": "Origin SourceHttp",
     "https": "HttpsSource folder_url",
     "hub": "Hub",
     "oci": "TITLE FileLayer Reference basic_credentials parse_manifest parse_reference",
     "s3": "BucketSnapshot Place parse_path",
-    "s3_client": "Endpoints S3Endpoint",
+    "s3_client": "Clients Endpoints S3Endpoint s3_errors",
     "uploaded": "UploadedSource",
 }
 

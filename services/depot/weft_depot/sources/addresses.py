@@ -1,7 +1,8 @@
 """Addresses that the depot never connects to: the cloud's metadata service, the host itself, the network inside.
 
-A name is resolved before each request. Flags (`--hf-endpoint`, `--s3-endpoints`) and redirects of those hosts decide
-where requests go, never a tenant. This is a second wall, not the only one.
+A name is resolved before each request, and once more for each connection, which goes to the checked address: a name
+may change between the two. Flags (`--hf-endpoint`, `--s3-endpoints`) and redirects of their hosts decide the target of
+a request, never a tenant. This is a second wall.
 """
 
 import ipaddress
@@ -34,11 +35,21 @@ def check_address(url: str, *, inside: bool, what: str) -> None:
     """
     parts = split_url(url, what)
     assert parts.hostname
-    for address in addresses_of(parts.hostname, parts.port or _PORTS[parts.scheme]):
-        if why := _why_not(address, inside):
+    checked_addresses(parts.hostname, parts.port or _PORTS[parts.scheme], inside=inside, what=what)
+
+
+def checked_addresses(host: str, port: int, *, inside: bool, what: str) -> list[str]:
+    """Resolve a name and return its addresses for a connection, none if the name is unknown.
+
+    Raises Refused(EndpointNotAllowed) if one of the addresses is refused by the rules of `check_address`.
+    """
+    addresses = addresses_of(host, port)
+    for address in addresses:
+        if reason := _refusal(address, inside):
             raise Refused(
-                Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(parts.hostname, 200)} is {address}, {why}: never asked"
+                Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(host, 200)} is {address}, {reason}: not connected"
             )
+    return [str(address) for address in addresses]
 
 
 def is_inside(url: str) -> bool:
@@ -69,7 +80,7 @@ def addresses_of(host: str, port: int) -> list[Address]:
     return [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in found]
 
 
-def _why_not(address: Address, inside: bool) -> str:
+def _refusal(address: Address, inside: bool) -> str:
     form = _ipv4_of(address) or address
     if form in _METADATA:
         return "a metadata service"

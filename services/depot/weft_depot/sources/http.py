@@ -6,16 +6,17 @@ stay at the origin that they were given for.
 
 import contextlib
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
+import httpcore2
 import httpx2
 
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft.trust import accept_private_authorities
-from weft_depot.sources.addresses import check_address, is_inside
+from weft_depot.sources.addresses import check_address, checked_addresses, is_inside
 from weft_depot.sources.ranged import trimmed
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
@@ -37,12 +38,17 @@ class Origin:
     url: str
     name: str
 
+    @property
+    def inside(self) -> bool:
+        """Whether the server is in a private network or on this machine."""
+        return is_inside(self.url)
+
     def check(self, url: httpx2.URL) -> None:
         """Check a URL's address. Raises Refused(EndpointNotAllowed)."""
         what = f"{self.name} leads to"
         if self.url.startswith("https:") and url.scheme != "https":
             raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(str(url.host), 200)} without TLS: not followed")
-        check_address(str(url.copy_with(query=None, fragment=None)), inside=is_inside(self.url), what=what)
+        check_address(str(url.copy_with(query=None, fragment=None)), inside=self.inside, what=what)
 
 
 class SourceHttp:
@@ -53,19 +59,27 @@ class SourceHttp:
         timeout = httpx2.Timeout(policy.read_s, connect=policy.connect_s)
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
         context = accept_private_authorities(httpx2.create_ssl_context())
-        self._http = httpx2.Client(timeout=timeout, follow_redirects=False, cookies=no_cookies, verify=context)
+        self._clients: dict[bool, httpx2.Client] = {}
+        """The clients of origins outside (False) and inside (True), so that they share no connection."""
+        for inside in (False, True):
+            client = httpx2.Client(timeout=timeout, follow_redirects=False, cookies=no_cookies, verify=context)
+            # httpx2 takes a backend only with a transport, and then ignores the proxies of the environment
+            client._transport._pool._network_backend = _CheckedBackend(inside)  # pyright: ignore
+            self._clients[inside] = client
 
     def close(self) -> None:
-        self._http.close()
+        for client in self._clients.values():
+            client.close()
 
     @contextlib.contextmanager
     def get(self, url: str, headers: Mapping[str, str], origin: Origin, meaning: Meaning) -> Generator[httpx2.Response]:
         """Get a response with content (200, 206), behind redirects. Raises TransientError and what `meaning` gives."""
-        request = self._http.build_request("GET", url, headers={**headers, "Accept-Encoding": "identity"})
+        client = self._clients[origin.inside]
+        request = client.build_request("GET", url, headers={**headers, "Accept-Encoding": "identity"})
         with network_errors():
             for _ in range(MAX_REDIRECTS + 1):
                 origin.check(request.url)
-                response = self._http.send(request, stream=True)
+                response = client.send(request, stream=True)
                 with contextlib.closing(response):
                     if response.next_request is None:
                         if response.status_code not in (200, 206):
@@ -85,6 +99,30 @@ class SourceHttp:
             if self._policy.now() > deadline:
                 raise TransientError(f"not whole within {self._policy.grace_s:.0f} s")
         return bytes(raw)
+
+
+class _CheckedBackend(httpcore2.SyncBackend):
+    """Connects to addresses that `checked_addresses` allows. The name stays the name for TLS."""
+
+    def __init__(self, inside: bool) -> None:
+        self._inside = inside
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        """Connect to the first address that answers. Raises Refused(EndpointNotAllowed), httpcore2.ConnectError."""
+        error = httpcore2.ConnectError(f"the name {host} is unknown")
+        for address in checked_addresses(host, port, inside=self._inside, what="the name"):
+            try:
+                return super().connect_tcp(address, port, timeout, local_address, socket_options)
+            except httpcore2.ConnectError as refused:
+                error = refused
+        raise error
 
 
 def byte_range(start: int, end: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import socket
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 from urllib.parse import SplitResult
 
 import urllib3
+from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from botocore.session import Session
@@ -17,7 +19,7 @@ from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft.s3 import KEYS, error_code, missing_keys, s3_client
 from weft_depot.credentials import Secret
-from weft_depot.sources.addresses import check_address, is_inside, split_url
+from weft_depot.sources.addresses import check_address, checked_addresses, is_inside, split_url
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
 _AWS = re.compile(
@@ -80,16 +82,51 @@ class Clients:
     def client(self, endpoint: S3Endpoint, secret: Secret | None) -> Generator[Any]:
         """Make a client. Raises Refused: SecretInvalid, EndpointNotAllowed."""
         keys = keys_of(secret)
+        inside = endpoint.url is None or is_inside(endpoint.url)  # AWS may have a private endpoint in the network
         if endpoint.url:
-            check_address(endpoint.url, inside=is_inside(endpoint.url), what="the endpoint")
+            check_address(endpoint.url, inside=inside, what="the endpoint")
         policy = self._policy
         with self._lock:
             client = s3_client(
                 self._session, endpoint.url, endpoint.region, keys, connect_s=policy.connect_s, read_s=policy.read_s,
                 tries=1, connections=4,  # tries are counted by who calls
             )  # fmt: skip
+        client._endpoint.http_session.connect_with(_POOLS[inside])
         with contextlib.closing(client):
             yield client
+
+
+class _Checked:
+    """A connection of urllib3 that goes to an address that `checked_addresses` allows, not to the name's next one."""
+
+    inside = False
+    _dns_host: str
+    port: int
+
+    def _new_conn(self) -> socket.socket:
+        name = self._dns_host
+        error = urllib3.exceptions.NewConnectionError(self, f"the name {name} is unknown")  # pyright: ignore
+        for address in checked_addresses(name, self.port, inside=self.inside, what="the endpoint"):
+            self._dns_host = address
+            try:
+                return super()._new_conn()  # pyright: ignore
+            except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as failed:
+                error = failed
+            finally:
+                self._dns_host = name  # TLS checks the certificate of the name
+        raise error
+
+
+def _pools(inside: bool) -> dict[str, type[urllib3.HTTPConnectionPool]]:
+    plain = type("Connection", (_Checked, AWSHTTPConnection), {"inside": inside})
+    tls = type("TlsConnection", (_Checked, AWSHTTPSConnection), {"inside": inside})
+    return {
+        "http": type("Pool", (AWSHTTPConnectionPool,), {"ConnectionCls": plain}),
+        "https": type("TlsPool", (AWSHTTPSConnectionPool,), {"ConnectionCls": tls}),
+    }
+
+
+_POOLS = {inside: _pools(inside) for inside in (False, True)}
 
 
 def keys_of(secret: Secret | None) -> dict[str, str]:
@@ -124,6 +161,8 @@ def s3_errors(about: str) -> Generator[None]:
     except ClientError as error:
         raise _meaning(error, about) from None  # its text may quote what was signed
     except (BotoCoreError, urllib3.exceptions.HTTPError) as error:
+        if isinstance(error.__context__, Refused):  # from `_Checked`, which botocore wraps
+            raise error.__context__ from None
         raise TransientError(f"{type(error).__name__}") from error
 
 

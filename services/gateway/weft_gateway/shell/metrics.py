@@ -139,6 +139,7 @@ class GatewayMetrics:
         for pool in self._pools.give_back():
             for times in (self._ttft, self._per_token, self._total):
                 times.remove(pool)
+        self._queue.end_series()
 
     def exposition(self, shown: frozenset[str] | None) -> bytes:
         """Prometheus' text. Samples of models and pools that are not `shown` are left out; None shows every one."""
@@ -163,6 +164,11 @@ class _Queue(Collector):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.rejections = Counts[str]()  # by pool
+
+    def end_series(self) -> None:
+        """Forget the rejections of pools without a route, so that a new pool of this name counts from zero."""
+        for pool in self.rejections.keys() - self._gateway.routes.pools.keys():
+            del self.rejections[pool]
 
     def collect(self) -> Iterator[Metric]:
         text, name = "Requests without a runner", "vllm:num_requests_waiting"
