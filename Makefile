@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools newer-cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-numerics test-slow test-changed explore flakes mutants promises fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values client-fields lock clean
+.PHONY: english sim-check test-numerics test-slow test-changed explore flakes mutants promises fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds models golden values client-fields lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -175,6 +175,9 @@ crds: install  ## write crds/, the chart's copy of it and docs/api.md again from
 
 models: install  ## write docs/reference/models.md again from the families' data
 	$(BIN)/python -m weft.domain.model.family_table --write docs/reference/models.md
+
+english: install  ## lower the ceilings of tests/unit/project/english.toml to the texts as they are now
+	$(BIN)/python -m weft_english --write
 
 golden: install  ## write the chart's golden renders again (needs helm: make cluster-tools)
 	$(HARNESS).chart
