@@ -49,20 +49,15 @@ from weft_gateway.core import (
     TokenizerChanged,
     TokenizerState,
 )
-from weft_runner.core import (
-    BatchLimits,
+from weft_runner.core import BatchLimits, Fetch, Fetched, PoolLimits, Runner, SampledToken
+from weft_runner.core.events import (
     CompileGrammar,
-    Fetch,
-    Fetched,
     FetchFailed,
     GrammarCompiled,
     Load,
     Loaded,
     LoadFailed,
-    PoolLimits,
-    Runner,
     RunStep,
-    SampledToken,
     StepDone,
     StepResults,
     StepSlot,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
-from weft_runner.core import AdapterManager
+from weft_runner.core.adapters.manager import AdapterManager
 
 
 def desired(digest: str, *, n_bytes: int = 0, pinned: bool = False, tier: Tier = Tier.REMOTE) -> DesiredAdapter:

@@ -4,7 +4,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from weft_runner.core import MIN_GAIN, SUREST, Draft, DraftQuery, weigh_alike
+from weft_runner.core import SUREST, Draft, DraftQuery, weigh_alike
+from weft_runner.core.drafts.acceptance import MIN_GAIN
 
 MAX_MATCH, MAX_PLACES = 64, 256
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # the least of each class

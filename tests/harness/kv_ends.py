@@ -15,7 +15,8 @@ from weft.domain.kv_transfer import KvAccept, KvComplete, KvHello, KvOffer, KvRe
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER, KvPages
 from weft.wire.tls import Tls
-from weft_runner.core import DropKv, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core import OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core.events import DropKv
 from weft_runner.model import CalledLayerCounter, LocalKvMemory
 from weft_runner.shell.kv_connection import KvConnection
 from weft_runner.shell.kv_ring import NO_RING

@@ -9,7 +9,8 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Kind, Peer, Send
 from weft.domain.request import Allotment, Draining, Start, Step
 from weft.domain.runner import Overrun
-from weft_runner.core import RequestPool, SequencePhase
+from weft_runner.core.request_pool import RequestPool
+from weft_runner.core.sequence import SequencePhase
 
 
 class RecordedGrammar:

@@ -33,7 +33,8 @@ from weft.domain.model.config import parse_spec
 from weft.domain.model.spec import ModelSpec
 from weft.domain.request import SessionHello, Start, Stop
 from weft.domain.runner import RunnerOrder
-from weft_runner.core import Batch, BatchLimits, PoolLimits, Runner, Search
+from weft_runner.core import Batch, BatchLimits, PoolLimits, Runner
+from weft_runner.core.drafts.drafter import Search
 from weft_runner.errors import ArtifactUnknown
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model import AdapterFiles, Executor, Grammars

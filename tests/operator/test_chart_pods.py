@@ -16,7 +16,8 @@ from kubernetes.client.exceptions import ApiException
 from harness import chart
 from harness.chart import VALUE_SETS, Json
 from harness.cluster.cluster import Cluster
-from weft_operator.core import make_children, parse_pool
+from weft_operator.core.children import make_children
+from weft_operator.core.resources import parse_pool
 from weft_operator.kubernetes import parse_runner_defaults
 
 RESTRICTED = {

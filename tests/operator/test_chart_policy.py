@@ -19,7 +19,9 @@ from harness.cluster.cluster import Cluster
 from weft_devcluster.api import Api
 from weft_devcluster.errors import Refused
 from weft_devcluster.waiting import wait_until
-from weft_operator.core import Child, make_children, parse_pool, runner_children
+from weft_operator.core.children import make_children, runner_children
+from weft_operator.core.resources import parse_pool
+from weft_operator.core.state import Child
 from weft_operator.kubernetes import parse_runner_defaults
 
 BASE = f"sha256:{0:064}"

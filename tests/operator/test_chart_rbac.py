@@ -22,21 +22,11 @@ from weft.leadership.election import Election
 from weft.leadership.errors import LeaseUnavailable
 from weft.leadership.lease import LeaseTimings
 from weft.leadership.lease_api import LeaseApi
-from weft_operator.core import (
-    RUNNER_LABEL,
-    AddFinalizer,
-    ApplyChild,
-    Child,
-    DeleteChild,
-    Key,
-    Object,
-    RecordEvent,
-    Ref,
-    SetPodDeletionCost,
-    SetStatus,
-    UnreadSecret,
-    parse_key,
-)
+from weft_operator.core import Object, RecordEvent, Ref, SetStatus
+from weft_operator.core.actions import AddFinalizer, ApplyChild, DeleteChild, SetPodDeletionCost
+from weft_operator.core.api_keys import Key, UnreadSecret, parse_key
+from weft_operator.core.children import RUNNER_LABEL
+from weft_operator.core.state import Child
 from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
 from weft_operator.kubernetes import (
     BY_KIND,

@@ -10,7 +10,12 @@ import pytest
 
 from harness.bad_manifests import pool
 from harness.cluster.cluster import Cluster
-from weft_operator.core import MANAGER, Child, Pool, RunnerDefaults, make_children, matches, parse_pool, spec_hash
+from weft_operator.core import Pool
+from weft_operator.core.children import MANAGER, make_children
+from weft_operator.core.drift import matches, spec_hash
+from weft_operator.core.resources import parse_pool
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import Child
 
 BASE = "sha256:" + "b" * 64
 SITES = {

@@ -20,7 +20,9 @@ from harness.operator.stage import Replica, Stage, until
 from harness.quickstart import BASE
 from tests.operator.test_crash_points import state, until_settled
 from weft.leadership.lease_api import load_configuration
-from weft_operator.core import ApplyChild, Child, Ref
+from weft_operator.core import Ref
+from weft_operator.core.actions import ApplyChild
+from weft_operator.core.state import Child
 from weft_operator.errors import StaleWrite
 from weft_operator.kubernetes import Api, EventRecorder, KubernetesBackend, ObjectCache
 

@@ -28,7 +28,8 @@ from harness.conflicting_manifests import PASSING, PLATFORM, REFUSED, TENANT, Wi
 from harness.waiting import PATIENCE_S, wait_until
 from weft.leadership.lease_api import load_configuration
 from weft_devcluster.processes import free_ports
-from weft_operator.core import DesiredState, Object, ObjectKey, Ref, parse
+from weft_operator.core import DesiredState, Object, Ref, parse
+from weft_operator.core.state import ObjectKey
 from weft_operator.kubernetes import OWN, Watches, admission
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"

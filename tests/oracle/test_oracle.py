@@ -10,7 +10,8 @@ import pytest
 
 from weft.domain.ids import Epoch
 from weft.domain.request import Sampling, Stop
-from weft_runner.core import BatchLimits, check_pool
+from weft_runner.core import BatchLimits
+from weft_runner.core.request_pool import check_pool
 
 GREEDY = Sampling(ignore_eos=True)
 MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text())

@@ -8,7 +8,7 @@ import torch
 
 from harness.numerics import near
 from weft.domain.request import FinishReason, PromptLogprobs, Sampling, TokenLogprob
-from weft_runner.core import MAX_LOGIT_ROWS
+from weft_runner.core.batch import MAX_LOGIT_ROWS
 
 SCORED = Sampling(prompt_logprobs=3, ignore_eos=True)
 

@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from weft.domain.request import Sampling
-from weft_runner.core import logit_adjustments
+from weft_runner.core.sampling import logit_adjustments
 from weft_runner.model import SamplingArgs, sample
 
 NO_TOKENS = torch.zeros(1, 1).long()

@@ -6,7 +6,9 @@ import pytest
 
 from weft.domain.routes import RegistryChange
 from weft.domain.runner import RunnerRole
-from weft_runner.core import DRAIN_IDLE_S, MIGRATE_S, Drain
+from weft_runner.core import Drain
+from weft_runner.core.drain import DRAIN_IDLE_S
+from weft_runner.core.transfer.hand_over import MIGRATE_S
 from weft_scheduler.core import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.shells import RunnerShell

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weft_runner.core import SequenceParking
+from weft_runner.core.preempt.parking import SequenceParking
 from weft_scheduler.core import Requeued, SequencesParked
 from weft_sim.process import Process
 from weft_sim.simulate import PoolDescription, simulate

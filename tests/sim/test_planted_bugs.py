@@ -14,17 +14,14 @@ from weft.domain.kv_transfer import KvRefuse
 from weft.domain.machine import Peer
 from weft.domain.request import OutcomeReport, SequenceTokens
 from weft_gateway.core import Gateway, RequestStream
-from weft_runner.core import (
-    AdapterManager,
-    HandOver,
-    HostPrefixes,
-    KvTransfers,
-    OutgoingKv,
-    PageTable,
-    PrefixReuse,
-    Reporter,
-    RequestPool,
-)
+from weft_runner.core.adapters.manager import AdapterManager
+from weft_runner.core.page_table import PageTable
+from weft_runner.core.prefix.host import HostPrefixes
+from weft_runner.core.prefix.reuse import PrefixReuse
+from weft_runner.core.reporter import Reporter
+from weft_runner.core.request_pool import RequestPool
+from weft_runner.core.transfer.hand_over import HandOver
+from weft_runner.core.transfer.transfers import KvTransfers, OutgoingKv
 from weft_scheduler.core import Numbers, QueuePass
 from weft_sim.check import check_seed
 

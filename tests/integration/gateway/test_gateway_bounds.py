@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
-from weft_gateway.core import HOLD_S
+from weft_gateway.core.refusal_pacing import HOLD_S
 from weft_gateway.shell import BoundedTurnstile, RequestTurns, bounded_http
 
 from .conftest import ANSWER, HELLO, PATIENCE_S, TEMPLATE, World, key_route, serving, soon, until

@@ -19,7 +19,7 @@ from weft.domain.request import SessionHello
 from weft.wire.tls import Tls
 from weft.wire.v1 import common_pb2, runner_pb2, scheduler_pb2
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
-from weft_gateway.core import OpenSession, SessionAlive
+from weft_gateway.core.events import OpenSession, SessionAlive
 from weft_gateway.shell import RunnerSession
 
 from .conftest import ANSWER, World, opened, serving, soon, until

@@ -20,7 +20,9 @@ from harness.waiting import wait_until
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, Sampling, Stop
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core import BatchLimits, Drain, SequencePhase, check_pool
+from weft_runner.core import BatchLimits, Drain
+from weft_runner.core.request_pool import check_pool
+from weft_runner.core.sequence import SequencePhase
 from weft_runner.model import StepInput, StepRow, map_tensors
 from weft_runner.parallel import PipelineParallelExecutor
 

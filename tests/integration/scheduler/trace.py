@@ -11,7 +11,8 @@ from weft.domain.machine import TICK, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Assign, Failed, FailReason, OutcomeReport, ResubmitComplete, Started, Submit
 from weft.domain.routes import AdapterSpec, PoolSpec, RegistryChange
 from weft.domain.runner import ClusterReport, ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec
-from weft_scheduler.core import Effect, Event, Scheduler, SchedulerConfig
+from weft_scheduler.core import Scheduler, SchedulerConfig
+from weft_scheduler.core.effects import Effect, Event
 from weft_sim.scenario import Run
 
 POOLS = tuple(f"ns{i}/pool" for i in range(8))

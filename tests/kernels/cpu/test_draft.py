@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from harness.draft_search import LENGTHS, plain_draft
 from harness.native_library import native_library
 from weft_kernels.cpu import CallRefused, Library, draft
-from weft_runner.core import Acceptance
+from weft_runner.core.drafts.acceptance import Acceptance
 
 SEPARATOR = -1
 SHARES = np.ones(draft.GUESS_CLASSES)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from harness.native_library import native_library
 from weft.domain.request import Sampling
 from weft_kernels.cpu import LEVELS, CallRefused, Library, sampling
-from weft_runner.core import SampledToken, logit_adjustments, token_mask
+from weft_runner.core import SampledToken
+from weft_runner.core.sampling import logit_adjustments
+from weft_runner.core.token_mask import token_mask
 from weft_runner.model import NativeSampler, SamplingArgs, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from harness.on_device import sized
 from weft.domain.request import Sampling
 from weft_kernels.triton import sampling
-from weft_runner.core import logit_adjustments, token_mask
+from weft_runner.core.sampling import logit_adjustments
+from weft_runner.core.token_mask import token_mask
 from weft_runner.model import SamplingArgs, random_bits, sample
 from weft_runner.model.cuda.gpu_sampler import GpuSampler
 

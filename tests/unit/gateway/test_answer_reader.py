@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.chat_template import ChatTemplate
-from weft_gateway.core import Detokeniser
+from weft_gateway.core.answer_text import Detokeniser
 from weft_gateway.forms import (
     HERMES,
     MARKS,

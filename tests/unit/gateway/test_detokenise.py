@@ -10,7 +10,7 @@ from tokenizers import decoders, models
 
 from harness import byte_tokenizer
 from weft.domain.model.token_bytes import Decoding, UnsupportedDecoder, decoding_of, token_bytes
-from weft_gateway.core import Detokeniser
+from weft_gateway.core.answer_text import Detokeniser
 
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.routes import KeyScope, PoolRoute, Route, Routes, Unserved
-from weft_gateway.core import ANY_NAMESPACE, Principal, RouteIndex, directory
+from weft_gateway.core import Principal, RouteIndex, directory
+from weft_gateway.core.routes import ANY_NAMESPACE
 
 POOL = PoolRoute("acme/p", "sha256:b", "base", ready_runners=1, shared_all=True)
 BASE = Route("base", "acme", "acme/p", "")

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from weft_gateway.core import Failure
+from weft_gateway.core.events import Failure
 from weft_gateway.errors import ApiError, Overloaded, from_failure
 
 

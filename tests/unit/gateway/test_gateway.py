@@ -37,10 +37,11 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import PoolRoute, ResyncRoutes, Route, Routes, RoutesApplied
-from weft_gateway.core import (
+from weft_gateway.core import Gateway, GatewayConfig
+from weft_gateway.core.admission import Answer
+from weft_gateway.core.events import (
     PREDICTOR,
     SCHEDULER,
-    Answer,
     CheckSession,
     ClientGone,
     Drained,
@@ -49,8 +50,6 @@ from weft_gateway.core import (
     Emit,
     Event,
     Finish,
-    Gateway,
-    GatewayConfig,
     OpenSession,
     OutcomeDropped,
     PeerViolation,
@@ -65,8 +64,8 @@ from weft_gateway.core import (
     Submitted,
     TokenizerChanged,
     TokenizerState,
-    runner_peer,
 )
+from weft_gateway.core.stream import runner_peer
 
 CONFIG = GatewayConfig(max_in_flight=8, hold_s=30.0, predict_s=0.05, connect_s=5.0, session_idle_s=60.0)
 DRAIN_S = 10.0

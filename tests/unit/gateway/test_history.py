@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_gateway.core import MAX_NAMESPACES, MINUTES, History, Tally, UsageSum, bucket_of, quantile, summed
+from weft_gateway.core.history import MAX_NAMESPACES, MINUTES, History, Tally, UsageSum, bucket_of, quantile, summed
 
 SECONDS = st.floats(2e-4, 900.0)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.costs import lines_of
 from weft.domain.limits import LimitRule, Metric
-from weft_gateway.core import REPORT_S, SILENT_S, SWEEP, Charge, Exceeded, Limiter, Remaining, rules_for
+from weft_gateway.core.limits import REPORT_S, SILENT_S, SWEEP, Charge, Exceeded, Limiter, Remaining, rules_for
 from weft_gateway.shell import duration
 
 ASKED = st.tuples(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Assign, FinishReason, Sampling, SequenceTokens, TokenLogprob
 from weft.domain.routes import Route
-from weft_gateway.core import Emit, PreparedRequest, RequestStream, TokenLogprobOut
+from weft_gateway.core.events import Emit, PreparedRequest, TokenLogprobOut
+from weft_gateway.core.stream import RequestStream
 
 RUNNER = RunnerId("a", "1")
 texts = st.text("abcé東\N{SLIGHTLY SMILING FACE}", max_size=16)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_gateway.core import HOLD_S, MAX_HELD, QUICK_BURST, QUICK_PER_S, RefusalPacing
+from weft_gateway.core.refusal_pacing import HOLD_S, MAX_HELD, QUICK_BURST, QUICK_PER_S, RefusalPacing
 
 TIMES = st.lists(st.floats(0.0, 3.0), max_size=200).map(sorted)
 

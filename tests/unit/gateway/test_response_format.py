@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from weft.domain.request import FinishReason, TokenLogprob
-from weft_gateway.core import ANY_NAMESPACE, Emit, End, TokenLogprobOut
+from weft_gateway.core.events import Emit, End, TokenLogprobOut
+from weft_gateway.core.routes import ANY_NAMESPACE
 from weft_gateway.openai import (
     LEAST,
     Call,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from harness.costs import lines_of
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, Route, Routes, RoutesGap
-from weft_gateway.core import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion, route_of_draw
+from weft_gateway.core import Principal, RouteIndex
+from weft_gateway.core.routes import ANY_NAMESPACE, UnknownVersion, route_of_draw
 from weft_gateway.errors import PermissionDenied, ServiceUnavailable, Unauthorized
 from weft_gateway.shell import Action, authenticate, check_scope
 

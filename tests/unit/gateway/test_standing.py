@@ -6,7 +6,7 @@ from weft.domain.adapter import Tier
 from weft.domain.fleet import FleetAdapter, FleetReport, FleetRunner
 from weft.domain.routes import PoolRoute
 from weft.domain.runner import RunnerRole
-from weft_gateway.core import places_by_digest, standing
+from weft_gateway.core.standing import places_by_digest, standing
 
 READY, EMPTY = (PoolRoute("acme/p", "", "", ready_runners=count) for count in (1, 0))
 LOADED, FAILED = FleetAdapter("sha256:a", Tier.DEVICE), FleetAdapter("sha256:a", Tier.HOST, error="rank 7")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft_gateway.core import MAX_STOP_CHARS, MAX_STOPS, StopMatcher
+from weft_gateway.core.answer_text import MAX_STOP_CHARS, MAX_STOPS, StopMatcher
 
 letters = st.text("ab", max_size=30)
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)

@@ -34,22 +34,24 @@ from weft.domain.request import (
     TokenLogprob,
 )
 from weft.domain.routes import Route
-from weft_gateway.core import (
+from weft_gateway.core.events import (
     SCHEDULER,
     ClientGone,
     Emit,
     End,
     Failure,
     FirstToken,
-    HoldExpired,
-    PoolAvailability,
     PreparedRequest,
     RequestAborted,
+    TokenLogprobOut,
+)
+from weft_gateway.core.stream import (
+    HoldExpired,
+    PoolAvailability,
     RequestStream,
     SessionLost,
     StreamEffect,
     StreamEvent,
-    TokenLogprobOut,
     runner_peer,
 )
 

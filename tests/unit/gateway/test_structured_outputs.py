@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from harness.waiting import PATIENCE_S
 from weft.grammars import Bytes
-from weft_gateway.core import Detokeniser
+from weft_gateway.core.answer_text import Detokeniser
 from weft_gateway.errors import ParameterError
 from weft_gateway.forms import (
     GRANITE,

@@ -11,7 +11,7 @@ import tokenizers as tokenizers_library
 from harness.waiting import soon
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import Digest, FileEntry, Manifest, build_manifest, digest_of, hex_of
-from weft_gateway.core import TokenizerChanged, TokenizerState
+from weft_gateway.core.events import TokenizerChanged, TokenizerState
 from weft_gateway.shell import TokenizerCache
 
 NOBODY = httpx2.AsyncClient(base_url="http://127.0.0.1:1")

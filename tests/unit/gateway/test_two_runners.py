@@ -26,7 +26,7 @@ from weft.domain.request import (
     Stop,
     TokenRunner,
 )
-from weft_gateway.core import RequestStream, SessionLost, StreamEffect, runner_peer
+from weft_gateway.core.stream import RequestStream, SessionLost, StreamEffect, runner_peer
 
 PROMPT, TOKEN = RUNNERS[0], RUNNERS[1]
 E1, E2 = Epoch(1, 1), Epoch(1, 2)

@@ -13,29 +13,13 @@ from typing import Any, Self
 
 from tests.unit.operator.planning import World, connected
 from weft.api.template import amount
-from weft_operator.core import (
-    GROUP_LABEL,
-    POOL_LABEL,
-    QUANTITIES,
-    RUNNER_LABEL,
-    Action,
-    AddFinalizer,
-    ApplyChild,
-    Child,
-    DeleteChild,
-    DesiredState,
-    ObjectKey,
-    ObservedState,
-    Pod,
-    Policy,
-    Ref,
-    RunnerDefaults,
-    ScaleChild,
-    SetPodDeletionCost,
-    State,
-    apply_failed,
-    template_hash,
-)
+from weft_operator.core import DesiredState, Policy, Ref, State
+from weft_operator.core.actions import Action, AddFinalizer, ApplyChild, DeleteChild, ScaleChild, SetPodDeletionCost
+from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, template_hash
+from weft_operator.core.drift import QUANTITIES
+from weft_operator.core.expectations import apply_failed
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import Child, ObjectKey, ObservedState, Pod
 from weft_operator.errors import ChildRefused
 from weft_operator.local import ObjectStore
 

@@ -12,28 +12,27 @@ import pytest
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import adapter_object, adapter_ref, failed, fetched_base, pool_object, verified
+from weft.artifacts.depot_api import ResolveRequest
+from weft.domain.routes import AdapterStatus, PoolStatus
 from weft_operator.controller import Controller
 from weft_operator.core import (
-    AdapterStatus,
     DesiredState,
     EnsureRunner,
-    Kind,
     Object,
     OperationStatus,
     Policy,
-    PoolStatus,
     PublishAdapter,
     PublishPool,
     RecordEvent,
     Ref,
-    RemoveFinalizer,
     RemoveRunner,
-    ResolveRequest,
     RunnerProcess,
     SetStatus,
     UnpublishAdapter,
     UnpublishPool,
 )
+from weft_operator.core.actions import RemoveFinalizer
+from weft_operator.core.resources import Kind
 from weft_operator.errors import DepotUnavailable, StaleWrite
 from weft_operator.local import ObjectStore
 

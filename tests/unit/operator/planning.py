@@ -9,43 +9,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from harness.bad_manifests import manifest
-from weft.domain.routes import AdapterSpec, CanaryCounts, PoolSpec
+from weft.artifacts.depot_api import ResolveRequest
+from weft.domain.routes import AdapterSpec, AdapterStatus, CanaryCounts, PoolSpec, PoolStatus
 from weft_operator.core import (
-    Action,
-    Adapter,
-    AdapterStatus,
     DesiredState,
     EnsureRunner,
-    Expectations,
-    ForgetSource,
-    ObservedState,
     OperationStatus,
     Policy,
-    PoolStatus,
     PublishAdapter,
     PublishPool,
     RecordEvent,
     Ref,
-    RemoveFinalizer,
     RemoveRunner,
     Resolve,
-    ResolveRequest,
     RetainBlobs,
     RunnerProcess,
     SetStatus,
     State,
     UnpublishAdapter,
     UnpublishPool,
-    expect,
-    forget,
-    holds,
-    owner_uid,
     parse,
     reconcile_all,
     requeue_at,
-    restore_resolutions,
-    updated,
 )
+from weft_operator.core.actions import Action, ForgetSource, RemoveFinalizer
+from weft_operator.core.artifacts import updated
+from weft_operator.core.canary import owner_uid
+from weft_operator.core.expectations import expect, forget, restore_resolutions
+from weft_operator.core.resources import Adapter, holds
+from weft_operator.core.state import Expectations, ObservedState
 from weft_operator.local import Event, ObjectStore
 
 BASE = "sha256:" + "b" * 64

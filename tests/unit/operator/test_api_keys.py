@@ -14,20 +14,16 @@ from harness.field_edits import unread
 from weft.api.manifests import ManifestError, parse_object
 from weft.domain.limits import LimitRule
 from weft_operator.controller import KeyController
-from weft_operator.core import (
-    AddFinalizer,
+from weft_operator.core import Object, RecordEvent, Ref, SetStatus
+from weft_operator.core.actions import AddFinalizer, RemoveFinalizer
+from weft_operator.core.api_keys import (
     BadSecret,
     DeclaredKey,
     Key,
     KeyDeclaration,
     KeyView,
-    Object,
-    RecordEvent,
-    Ref,
-    RemoveFinalizer,
     Secret,
     SecretKey,
-    SetStatus,
     UnreadSecret,
     Withdraw,
     key_events_for,

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.planning import digest, failed, pool_ref, verified
-from weft.artifacts.depot_api import BaseRef, CredentialsRef
-from weft_operator.core import (
+from weft.artifacts.depot_api import BaseRef, CredentialsRef, ResolveRequest
+from weft_operator.core import OperationStatus
+from weft_operator.core.artifacts import (
     MAX_FAILURE_PAUSE_S,
-    OperationStatus,
     Resolution,
-    ResolveRequest,
     VerifiedArtifact,
     from_status,
     jittered,

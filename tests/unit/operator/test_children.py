@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE
 from tests.unit.operator.planning import BASE, pool_object, stored
-from weft_operator.core import MAX_CHILD_NAME_CHARS, RunnerDefaults, child_name, make_children, parse_pool
+from weft_operator.core.children import MAX_CHILD_NAME_CHARS, child_name, make_children
+from weft_operator.core.resources import parse_pool
+from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_runner.settings import parse_settings
 
 LABELS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")

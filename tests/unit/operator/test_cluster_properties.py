@@ -18,7 +18,8 @@ from tests.unit.operator.planning import (
     stored,
     verified,
 )
-from weft_operator.core import FINALIZER, Malformed, parse
+from weft_operator.core import parse
+from weft_operator.core.resources import FINALIZER, Malformed
 from weft_operator.local import ObjectStore
 
 NAMES = st.sampled_from(["a", "b"])

@@ -6,18 +6,11 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, check_indexes, pool_object, stored
-from weft_operator.core import (
-    Adapter,
-    Bounds,
-    DesiredState,
-    State,
-    acceptance,
-    parse_adapter,
-    parse_pool,
-    pool_view,
-    reject_adapter,
-    validate,
-)
+from weft_operator.core import DesiredState, State, acceptance
+from weft_operator.core.acceptance import pool_view, reject_adapter
+from weft_operator.core.resources import Adapter, parse_adapter, parse_pool
+from weft_operator.core.scaling import Bounds
+from weft_operator.core.validation import validate
 
 MANY = 400
 

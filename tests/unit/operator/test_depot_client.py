@@ -15,8 +15,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from weft.artifacts.depot_api import ResolveRequest
 from weft_operator.controller import DepotClient
-from weft_operator.core import OperationStatus, ResolveRequest
+from weft_operator.core import OperationStatus
 from weft_operator.errors import DepotUnavailable
 
 REQUEST = ResolveRequest("adapter", "file:a", "acme")

@@ -10,17 +10,12 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, served
 from tests.unit.operator.planning import BASE, pool_object, stored
-from weft_operator.core import (
-    TEMPLATE_HASH,
-    Child,
-    RunnerDefaults,
-    make_children,
-    matches,
-    parse_pool,
-    spec_hash,
-    template_hash,
-    with_spec_hash,
-)
+from weft_operator.core.children import make_children, template_hash
+from weft_operator.core.drift import matches, spec_hash, with_spec_hash
+from weft_operator.core.pod_template import TEMPLATE_HASH
+from weft_operator.core.resources import parse_pool
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import Child
 
 QUANTITIES = st.sampled_from([1, "1", "500m", "0.5", "1000m", "1Gi", "1024Mi", "2e3", ".5"])
 RESOURCES = st.fixed_dictionaries(

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from weft_operator.core import Object, ObjectKey, Pod, Ref
+from weft_operator.core import Object, Ref
+from weft_operator.core.state import ObjectKey, Pod
 from weft_operator.kubernetes import EventMapper, is_unschedulable, observed_pod, owner_of, pool_of, strip_unused
 
 POOL = Ref("ServingPool", "ml", "base")

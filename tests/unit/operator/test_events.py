@@ -15,7 +15,8 @@ from tests.unit.operator.planning import (
     stored,
     verified,
 )
-from weft_operator.core import events_for, parse_adapter, parse_pool
+from weft_operator.core.resources import parse_adapter, parse_pool
+from weft_operator.core.status import events_for
 
 CONDITIONS = st.lists(
     st.builds(

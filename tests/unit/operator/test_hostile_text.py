@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.planning import adapter_ref
 from weft.api.meta import MAX_MESSAGE_CHARS
-from weft_operator.core import Condition, RecordEvent, merged
+from weft_operator.core import RecordEvent
+from weft_operator.core.status import Condition, merged
 from weft_operator.kubernetes import event_manifest
 
 NOTE_BYTES = 1024  # events.k8s.io: noteLengthLimit

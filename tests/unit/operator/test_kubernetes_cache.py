@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.core import Object, ObjectKey, resource_version
+from weft_operator.core import Object
+from weft_operator.core.resources import resource_version
+from weft_operator.core.state import ObjectKey
 from weft_operator.kubernetes import ADAPTERS, PODS, ObjectCache, WatchHealth, WatchScope, missed
 
 KEY = ObjectKey("LoRAAdapter", "default", "a")

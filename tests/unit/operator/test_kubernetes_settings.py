@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_operator.core import SharedFolders
+from weft_operator.core.state import SharedFolders
 from weft_operator.kubernetes import BadRunnerDefaults, Settings, read_runner_defaults
 
 NEEDED = ["--namespace", "weft-system", "--pool-namespaces", "a,b, a", "--runner-defaults", "runner-defaults.yaml"]

@@ -9,17 +9,14 @@ import pytest
 from tests.unit.operator.planning import BASE, pool_object, stored
 from weft.api.servingpool import Advanced
 from weft.domain.routes import PoolSpec
-from weft_operator.core import (
-    ADVANCED,
-    EnsureRunner,
-    Pool,
-    RunnerConfig,
-    RunnerDefaults,
-    group_of,
-    make_pod_template,
-    make_runner_config,
-    parse_pool,
-)
+from weft_operator.core import EnsureRunner, Pool
+from weft_operator.core.pod_template import make_pod_template
+from weft_operator.core.registration import ADVANCED
+from weft_operator.core.resources import parse_pool
+from weft_operator.core.runner_config import make_runner_config
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.scaling import group_of
+from weft_operator.core.state import RunnerConfig
 from weft_operator.local import Machine, runner_program
 from weft_runner.settings import parse_settings
 

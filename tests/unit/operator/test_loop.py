@@ -10,8 +10,10 @@ import pytest
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeDepot, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, pool_object, pool_ref, verified
+from weft.artifacts.depot_api import ResolveRequest
 from weft_operator.controller import Resolver, loop, resolver
-from weft_operator.core import DesiredState, Policy, Ref, Resolution, ResolveRequest, State
+from weft_operator.core import DesiredState, Policy, Ref, State
+from weft_operator.core.artifacts import Resolution
 from weft_operator.local import ObjectStore
 
 

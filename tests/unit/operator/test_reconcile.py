@@ -23,27 +23,14 @@ from tests.unit.operator.planning import (
 )
 from weft.domain.adapter import Tier
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
-from weft.domain.routes import RoleCounts, SloAttainment
-from weft_operator.core import (
-    ANSWER_S,
-    FINALIZER,
-    PROGRESS_S,
-    Action,
-    AdapterStatus,
-    EnsureRunner,
-    OperationStatus,
-    Policy,
-    PoolStatus,
-    RemoveRunner,
-    Resolve,
-    RunnerProcess,
-    live_digests,
-    progress_s,
-    requeue_at,
-    resolve_period_s,
-    source_changed,
-    template_uid,
-)
+from weft.domain.routes import AdapterStatus, PoolStatus, RoleCounts, SloAttainment
+from weft_operator.core import EnsureRunner, OperationStatus, Policy, RemoveRunner, Resolve, RunnerProcess, requeue_at
+from weft_operator.core.actions import Action
+from weft_operator.core.artifacts import source_changed
+from weft_operator.core.chat_templates import template_uid
+from weft_operator.core.reconcile import PROGRESS_S, live_digests, progress_s, resolve_period_s
+from weft_operator.core.resources import FINALIZER
+from weft_operator.core.scaling import ANSWER_S
 
 
 def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:

@@ -7,27 +7,15 @@ import pytest
 
 from tests.unit.operator.cluster import ClusterWorld
 from tests.unit.operator.planning import BASE, adapter_object, adapter_ref, digest, failed, pool_object, pool_ref
-from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, RoleCounts
-from weft_operator.core import (
-    ANSWER_S,
-    APPLY_RETRY_S,
-    FINALIZER,
-    SEEN_S,
-    UNLOAD_GRACE_S,
-    ApplyChild,
-    DeleteChild,
-    Expectations,
-    ForeignObject,
-    ObjectKey,
-    ObservedState,
-    Pod,
-    PoolStatus,
-    PublishAdapter,
-    PublishPool,
-    Retention,
-    SetPodDeletionCost,
-    SetStatus,
-)
+from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, PoolStatus, RoleCounts
+from weft_operator.core import PublishAdapter, PublishPool, SetStatus
+from weft_operator.core.actions import ApplyChild, DeleteChild, SetPodDeletionCost
+from weft_operator.core.artifacts import Retention
+from weft_operator.core.reconcile import UNLOAD_GRACE_S
+from weft_operator.core.resources import FINALIZER
+from weft_operator.core.scale_in import SEEN_S
+from weft_operator.core.scaling import ANSWER_S
+from weft_operator.core.state import APPLY_RETRY_S, Expectations, ForeignObject, ObjectKey, ObservedState, Pod
 from weft_operator.errors import NotFound
 
 PHASES = ("Prompt", "Token")

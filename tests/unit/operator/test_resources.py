@@ -1,7 +1,8 @@
 """What a stored pool means where its spec leaves something open, beside the API's own defaults."""
 
 from tests.unit.operator.planning import pool_object, stored
-from weft_operator.core import Pool, parse, parse_pool
+from weft_operator.core import Pool, parse
+from weft_operator.core.resources import parse_pool
 
 
 def test_a_pool_without_groups_has_one_that_may_be_empty_and_as_large_as_the_pool() -> None:

@@ -5,7 +5,9 @@ from math import nextafter
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft_operator.core import RetainBlobs, Retention, State, longest_drain_s, plan_retention
+from weft_operator.core import RetainBlobs, State
+from weft_operator.core.artifacts import Retention
+from weft_operator.core.reconcile import longest_drain_s, plan_retention
 
 
 @example([("a", 0.0, 1.0)], 1.0)

@@ -9,21 +9,12 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref, stored
-from weft_operator.core import (
-    GROUP_LABEL,
-    RETRY_S,
-    ObjectKey,
-    Policy,
-    RunnerProcess,
-    SetStatus,
-    SharedFolders,
-    is_replacing,
-    parse_pool,
-    requeue_at,
-    rollout_limits,
-    template_hash,
-    to_start,
-)
+from weft_operator.core import Policy, RunnerProcess, SetStatus, requeue_at
+from weft_operator.core.children import GROUP_LABEL, template_hash
+from weft_operator.core.resources import parse_pool
+from weft_operator.core.rollout import RETRY_S, is_replacing
+from weft_operator.core.scaling import rollout_limits, to_start
+from weft_operator.core.state import ObjectKey, SharedFolders
 from weft_operator.local import ObjectStore
 
 OLD, NEW = {"kvPages": 1024}, {"kvPages": 2048}

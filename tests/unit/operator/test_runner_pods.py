@@ -8,19 +8,11 @@ import pytest
 
 from tests.unit.operator.cluster import SITE, ClusterWorld
 from tests.unit.operator.planning import pool_object, pool_ref
-from weft.domain.routes import PhaseCounts
-from weft_operator.core import (
-    APPLY_RETRY_S,
-    GROUP_LABEL,
-    INDEX_LABEL,
-    RUNNER_LABEL,
-    DeleteChild,
-    ObjectKey,
-    Pod,
-    Policy,
-    PoolStatus,
-    runner_pods,
-)
+from weft.domain.routes import PhaseCounts, PoolStatus
+from weft_operator.core import Policy
+from weft_operator.core.actions import DeleteChild
+from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_LABEL
+from weft_operator.core.state import APPLY_RETRY_S, ObjectKey, Pod, runner_pods
 from weft_runner.settings import parse_settings
 
 GRID = {"tensor": 2, "pipeline": 2, "podsPerRunner": 4}

@@ -10,18 +10,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.operator.planning import pool_object, stored
-from weft.domain.routes import PhaseCounts
-from weft_operator.core import (
+from weft.domain.routes import PhaseCounts, PoolStatus
+from weft_operator.core.resources import Group, parse_pool
+from weft_operator.core.scaling import (
     Bounds,
-    Group,
-    PoolStatus,
     Runner,
     counted_together,
     counts_apart,
     deletion_costs,
     distribute,
     one_for_one,
-    parse_pool,
     phase_groups,
     select_victims,
     sizes,

@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 from harness.bad_manifests import Manifest
 from harness.conflicting_manifests import PASSING, REFUSED, Wish, base, lora, slots
 from tests.unit.operator.planning import pool_object
-from weft_operator.core import (
-    DesiredState,
-    Object,
-    Policy,
-    Review,
-    SharedFolders,
-    parse,
-    pinned_max,
-    reject_adapter,
-    reject_pool,
-    validate,
-)
+from weft_operator.core import DesiredState, Object, Policy, parse
+from weft_operator.core.acceptance import reject_adapter, reject_pool
+from weft_operator.core.state import SharedFolders
+from weft_operator.core.validation import Review, pinned_max, validate
 from weft_operator.errors import Invalid
 from weft_operator.local import Admission, ObjectStore, admit, ref_of
 

@@ -4,7 +4,8 @@ from copy import deepcopy
 from typing import Any
 
 from tests.unit.operator.planning import World, adapter_object, adapter_ref, pool_object, pool_ref, stored, verified
-from weft_operator.core import Adapter, DesiredState, Malformed, Pool, RemoveRunner, parse
+from weft_operator.core import DesiredState, Pool, RemoveRunner, parse
+from weft_operator.core.resources import Adapter, Malformed
 
 
 def stored_pool(world: World) -> dict[str, Any]:

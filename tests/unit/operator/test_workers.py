@@ -9,9 +9,11 @@ import pytest
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeBackend, FakeDepot, FakeRegistry, Operator, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object, pool_ref, stored, verified
-from weft.domain.routes import PoolSpec
+from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus
 from weft_operator.controller import Controller, loop
-from weft_operator.core import FINALIZER, AdapterStatus, DesiredState, ObjectKey, Pod, PoolStatus
+from weft_operator.core import DesiredState
+from weft_operator.core.resources import FINALIZER
+from weft_operator.core.state import ObjectKey, Pod
 from weft_operator.local import ObjectStore
 
 KEY = ObjectKey("Deployment", "default", "base-runners")

@@ -12,24 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from harness.desired import desired, take_effects, whole
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import EndReason
-from weft_runner.core import (
-    MAX_ON_DEMAND,
-    AdapterManager,
-    DropHost,
-    Fetch,
-    Fetched,
-    FetchFailed,
-    HostCopy,
-    Load,
-    Loaded,
-    LoadFailed,
-    LoadState,
-    PageTable,
-    Retain,
-    Unload,
-    check_adapters,
-    check_page_table,
-)
+from weft_runner.core import Fetch, Fetched, Unload
+from weft_runner.core.adapters.adapter import HostCopy, LoadState
+from weft_runner.core.adapters.known import MAX_ON_DEMAND
+from weft_runner.core.adapters.manager import AdapterManager, check_adapters
+from weft_runner.core.events import DropHost, FetchFailed, Load, Loaded, LoadFailed, Retain
+from weft_runner.core.page_table import PageTable, check_page_table
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
 DESIRED = st.builds(  # sizes that are not known, true, too small, larger than all there is

@@ -3,7 +3,10 @@
 import pytest
 
 from harness.desired import desired, whole
-from weft_runner.core import Adapter, AdapterSlots, KnownAdapters, LoadState, PageTable
+from weft_runner.core.adapters.adapter import Adapter, LoadState
+from weft_runner.core.adapters.known import KnownAdapters
+from weft_runner.core.adapters.slots import AdapterSlots
+from weft_runner.core.page_table import PageTable
 
 
 def slots_of(pages: int = 16, slots: int = 8) -> AdapterSlots:

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core import BatchLimits, Candidate, adapter_segments, form_batch
+from weft_runner.core import BatchLimits
+from weft_runner.core.batch import Candidate, adapter_segments, form_batch
 
 ADAPTERS = st.sampled_from(["", "a", "b", "c", "d"])
 

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.request import Priority
-from weft_runner.core import GUESS, LATE_STEPS, Batching, BatchLimits, BatchScheduler, Candidate, Lateness, StepModel
+from weft_runner.core import Batching, BatchLimits, StepModel
+from weft_runner.core.batch import Candidate
+from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.step_time_model import GUESS, LATE_STEPS, Lateness
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 200)), min_size=1, max_size=25)
 LIMITS = st.builds(

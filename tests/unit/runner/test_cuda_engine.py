@@ -15,7 +15,8 @@ from harness import interpreter
 from harness.numerics import near
 from weft.domain.model.spec import ModelSpec
 from weft.domain.request import FinishReason, PooledState, PromptLogprobs, Sampling, Stop
-from weft_runner.core import BatchLimits, PoolLimits, check_pool
+from weft_runner.core import BatchLimits, PoolLimits
+from weft_runner.core.request_pool import check_pool
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.weights import load_weights
 

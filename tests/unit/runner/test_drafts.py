@@ -16,24 +16,14 @@ from safetensors.torch import load_file, save_file
 from harness.draft_search import guess, know, search_plainly
 from harness.small_runner import SMALL, Driver, World, executor_of
 from weft.domain.request import Ended, EndReason, NoCapacity, Sampling, SequenceTokens, Stop
-from weft_runner.core import (
-    ALL_PRIORS,
-    SUREST,
-    Acceptance,
-    Batch,
-    BatchLimits,
-    BatchScheduler,
-    CallerDraft,
-    Draft,
-    DraftQuery,
-    RecentAnswers,
-    Row,
-    StepModel,
-    StepTimeEstimator,
-    check_pool,
-    check_recent_answers,
-    weigh_alike,
-)
+from weft_runner.core import SUREST, Batch, BatchLimits, Draft, DraftQuery, StepModel, weigh_alike
+from weft_runner.core.batch import Row
+from weft_runner.core.batch_scheduler import BatchScheduler
+from weft_runner.core.drafts.acceptance import ALL_PRIORS, Acceptance
+from weft_runner.core.drafts.caller_draft import CallerDraft
+from weft_runner.core.drafts.recent_answers import RecentAnswers, check_recent_answers
+from weft_runner.core.request_pool import check_pool
+from weft_runner.core.step_time_model import StepTimeEstimator
 
 NOT_FINITE = "the model's output is not finite"
 ADAPTERS = ("", "a", "b")

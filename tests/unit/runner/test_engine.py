@@ -15,7 +15,11 @@ from weft.domain.adapter import Tier
 from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, Stop
 from weft.domain.runner import Heartbeat, Registered
-from weft_runner.core import RETRY_S, Fetch, Retain, SequencePhase, check_pool
+from weft_runner.core import Fetch
+from weft_runner.core.events import Retain
+from weft_runner.core.request_pool import check_pool
+from weft_runner.core.runner import RETRY_S
+from weft_runner.core.sequence import SequencePhase
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.shell import EngineThread
 

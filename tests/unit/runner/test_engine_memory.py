@@ -19,7 +19,9 @@ from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
 from weft.domain.request import NoCapacity, Sampling
 from weft_kernels.cpu import memory as host_memory
-from weft_runner.core import Fetch, Fetched, Load, check_pool
+from weft_runner.core import Fetch, Fetched
+from weft_runner.core.events import Load
+from weft_runner.core.request_pool import check_pool
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.model import HostTensorStore, LocalKvMemory
 from weft_runner.shell import AdapterPool, InSlot

@@ -17,7 +17,7 @@ from harness.ranks import settings_of as runner_settings
 from harness.runner_peers import Gateway, Supervisor, supervised
 from harness.waiting import PATIENCE_S, soon
 from weft.telemetry.probes import Shortages
-from weft_runner.core import RequestPool
+from weft_runner.core.request_pool import RequestPool
 
 NEVER_S = 1e6
 

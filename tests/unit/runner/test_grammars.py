@@ -23,19 +23,9 @@ from harness.waiting import PATIENCE_S
 from weft.domain.ids import Epoch
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, SessionHello, Stop
-from weft_runner.core import (
-    CompileGrammar,
-    GrammarCompiled,
-    Runner,
-    RunStep,
-    SampledToken,
-    Sequence,
-    StepDone,
-    StepModel,
-    StepResults,
-    StepSlot,
-    token_mask,
-)
+from weft_runner.core import Runner, SampledToken, Sequence, StepModel
+from weft_runner.core.events import CompileGrammar, GrammarCompiled, RunStep, StepDone, StepResults, StepSlot
+from weft_runner.core.token_mask import token_mask
 from weft_runner.model import GrammarRefused, Grammars, GrammarThreads, grammar
 
 SCHEMA = {

@@ -3,20 +3,12 @@
 from harness.desired import desired, take_effects, whole
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import EndReason
-from weft_runner.core import (
-    PREFETCHES,
-    AdapterManager,
-    DropHost,
-    Fetch,
-    Fetched,
-    FetchFailed,
-    HostCopy,
-    Load,
-    Loaded,
-    LoadFailed,
-    PageTable,
-    check_adapters,
-)
+from weft_runner.core import Fetch, Fetched
+from weft_runner.core.adapters.adapter import HostCopy
+from weft_runner.core.adapters.manager import AdapterManager, check_adapters
+from weft_runner.core.events import DropHost, FetchFailed, Load, Loaded, LoadFailed
+from weft_runner.core.host_cache import PREFETCHES
+from weft_runner.core.page_table import PageTable
 
 
 def host(*digests: str, n_bytes: int = 10) -> list[DesiredAdapter]:

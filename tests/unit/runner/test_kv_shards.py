@@ -11,20 +11,17 @@ from harness.waiting import wait_until
 from weft.domain.ids import RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
-from weft_runner.core import (
-    MAX_OFFERS,
-    DropKv,
-    KvIdentity,
+from weft_runner.core import KvIdentity, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core.events import DropKv
+from weft_runner.core.transfer.shards import (
     KvShard,
-    OpenKvStream,
-    ReceiveKv,
     SendComplete,
-    SendKv,
     ShardedTransfers,
     ShardLost,
     ShardOrder,
     shard_runner,
 )
+from weft_runner.core.transfer.transfers import MAX_OFFERS
 from weft_runner.model import CalledLayerCounter, LocalKvMemory
 from weft_runner.shell.kv_ranks import RankKv, ShardedKvStreams
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell

@@ -20,7 +20,8 @@ from weft.domain.kv_transfer import KvAck, KvComplete, KvHello, KvOffer, KvReady
 from weft.domain.machine import Close, Closed, Connected
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KvPages
 from weft.wire.tls import Tls
-from weft_runner.core import DropKv, OpenKvStream, SendKv
+from weft_runner.core import OpenKvStream, SendKv
+from weft_runner.core.events import DropKv
 from weft_runner.model import LocalKvMemory
 from weft_runner.model.torch_kv_memory import StagedKvWindow
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed

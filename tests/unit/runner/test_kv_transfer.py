@@ -27,8 +27,9 @@ from weft.domain.request import (
     Stop,
 )
 from weft.domain.runner import RunnerOrder, RunnerRole
-from weft_runner.core import BatchLimits, KvIdentity, PoolLimits, Runner, SampledToken, SequencePhase
+from weft_runner.core import BatchLimits, KvIdentity, PoolLimits, Runner, SampledToken
 from weft_runner.core import events as ev
+from weft_runner.core.sequence import SequencePhase
 
 A, B = RunnerId("ns.a", "1"), RunnerId("ns.b", "1")
 TO_B, FROM_A = Peer(Kind.RUNNER, "ns.b/1"), Peer(Kind.RUNNER, "ns.a/1/7")

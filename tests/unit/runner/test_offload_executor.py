@@ -28,7 +28,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.model.spec import ModelSpec
 from weft.domain.request import Sampling
 from weft_kernels.cpu import KINDS
-from weft_runner.core import Candidate, form_batch
+from weft_runner.core.batch import Candidate, form_batch
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid, RunnerError
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model import BFLOAT16, Partition, SamplingArgs, read_spec, stage_of

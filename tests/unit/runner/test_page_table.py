@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as StateBundle
 from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from weft_runner.core import PageHashChain, PageTable, check_page_table
+from weft_runner.core.page_table import PageTable, check_page_table
+from weft_runner.core.prefix.cache import PageHashChain
 
 TOTAL, P = 13, 4
 

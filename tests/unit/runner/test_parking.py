@@ -9,20 +9,11 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import NoCapacity, Step
 from weft.domain.runner import Parking
-from weft_runner.core import (
-    MAX_PARKED_S,
-    BatchLimits,
-    PoolLimits,
-    RequestPool,
-    SampledToken,
-    SequencePhase,
-    StepResults,
-    SwapDone,
-    SwapFailed,
-    SwapIn,
-    SwapOut,
-    check_pool,
-)
+from weft_runner.core import BatchLimits, PoolLimits, SampledToken
+from weft_runner.core.events import StepResults, SwapDone, SwapFailed, SwapIn, SwapOut
+from weft_runner.core.preempt.parking import MAX_PARKED_S
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.sequence import SequencePhase
 
 LIMITS = PoolLimits(
     total_pages=40, page_tokens=4, max_sequences=2, max_adapters=2, max_context_tokens=32, vocab_size=99,

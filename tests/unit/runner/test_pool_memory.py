@@ -18,29 +18,22 @@ from weft.domain.adapter import DesiredAdapter
 from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
-from weft_runner.core import (
-    MAX_SWAPS,
+from weft_runner.core import BatchLimits, Fetch, Fetched, PoolLimits, SampledToken, StepModel, Unload
+from weft_runner.core.events import (
     AdapterPages,
-    BatchLimits,
     DropSwap,
-    Fetch,
-    Fetched,
     FetchFailed,
     Load,
     Loaded,
     LoadFailed,
-    PoolLimits,
-    RequestPool,
-    SampledToken,
-    StepModel,
     StepResults,
     SwapDone,
     SwapFailed,
     SwapIn,
     SwapOut,
-    Unload,
-    check_pool,
 )
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.swap.swaps import MAX_SWAPS
 
 P = 4
 LIMITS = PoolLimits(

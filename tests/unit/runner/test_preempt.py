@@ -6,7 +6,9 @@ import pytest
 
 from harness.runner_machine import session, start_of
 from weft.domain.request import Priority
-from weft_runner.core import MAX_SWAPS, Sequence, select_victim
+from weft_runner.core import Sequence
+from weft_runner.core.preempt.preemption import select_victim
+from weft_runner.core.swap.swaps import MAX_SWAPS
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core import GUESS, BatchLimits, PoolLimits, StepModel
+from weft_runner.core import BatchLimits, PoolLimits, StepModel
+from weft_runner.core.step_time_model import GUESS
 from weft_runner.model import Capabilities, check_step
 from weft_runner.shell import measure_profile
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core import DecodeTime, PrefillTime, StepModel, make_profile
+from weft_runner.core import StepModel
+from weft_runner.core.profile_model import DecodeTime, PrefillTime, make_profile
 
 NEVER = 1e9
 GAIN = 1.05  # "5 percent more"

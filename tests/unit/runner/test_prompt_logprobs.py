@@ -7,7 +7,9 @@ import pytest
 from harness.numerics import near
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, FinishReason, PromptLogprobs, Sampling, SequenceTokens, Stop
-from weft_runner.core import MAX_LOGIT_ROWS, BatchLimits, Candidate, check_pool, form_batch
+from weft_runner.core import BatchLimits
+from weft_runner.core.batch import MAX_LOGIT_ROWS, Candidate, form_batch
+from weft_runner.core.request_pool import check_pool
 
 SCORED = Sampling(prompt_logprobs=2, ignore_eos=True)
 PROMPT = [(7 * i) % 60 for i in range(90)]

@@ -15,28 +15,12 @@ from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Priority, Sampling, SequenceTokens
-from weft_runner.core import (
-    REPORT,
-    Action,
-    Batch,
-    BatchLimits,
-    Fetch,
-    Fetched,
-    FetchFailed,
-    HighestEpochs,
-    Load,
-    Loaded,
-    LoadFailed,
-    PoolLimits,
-    RequestPool,
-    SampledToken,
-    Sequence,
-    SequencePhase,
-    StepResults,
-    check_pool,
-    first_reservation_pages,
-    next_growth,
-)
+from weft_runner.core import Action, Batch, BatchLimits, Fetch, Fetched, PoolLimits, SampledToken, Sequence
+from weft_runner.core.admission import HighestEpochs
+from weft_runner.core.events import REPORT, FetchFailed, Load, Loaded, LoadFailed, StepResults
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.reserve.reservations import first_reservation_pages, next_growth
+from weft_runner.core.sequence import SequencePhase
 
 EOS = 0
 LIMITS = PoolLimits(

@@ -17,21 +17,15 @@ from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Draining, EndReason, Sampling, SessionHello, Stop
 from weft.domain.runner import Heartbeat, Registered, Resync, RunnerBook, RunnerOrder, RunnerReport, RunnerSpec
-from weft_runner.core import (
+from weft_runner.core import BatchLimits, Drain, Fetch, Fetched, PoolLimits, Runner, SampledToken
+from weft_runner.core.adapters.adapter import LoadState
+from weft_runner.core.events import (
     REPORT,
-    BatchLimits,
-    Drain,
-    Fetch,
-    Fetched,
     GrammarCompiled,
     Load,
     Loaded,
     LoadFailed,
-    LoadState,
-    PoolLimits,
-    Runner,
     RunStep,
-    SampledToken,
     StepDone,
     StepResults,
     StepSlot,

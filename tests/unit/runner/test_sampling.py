@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.domain.request import Sampling
-from weft_runner.core import LogitAdjustments, SampledToken, logit_adjustments
+from weft_runner.core import SampledToken
+from weft_runner.core.sampling import LogitAdjustments, logit_adjustments
 from weft_runner.model import SamplingArgs, mass_bits, masses, random_bits, sample
 from weft_runner.model import sampling as sampling_module
 

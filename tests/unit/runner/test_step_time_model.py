@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core import GUESS, MIN_CHUNK, StepModel, StepTimeEstimator
+from weft_runner.core import StepModel
+from weft_runner.core.step_time_model import GUESS, MIN_CHUNK, StepTimeEstimator
 
 MS = st.floats(0.0, 50.0)
 MODELS = st.builds(StepModel, MS, MS, st.floats(0.0, 0.01), st.floats(1e-6, 5.0))

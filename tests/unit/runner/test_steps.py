@@ -9,7 +9,7 @@ import pytest
 from weft.domain.ids import Epoch
 from weft.domain.request import Sampling, Stop
 from weft_kernels.plan import Segment, SegmentPlan
-from weft_runner.core import SequencePhase
+from weft_runner.core.sequence import SequencePhase
 from weft_runner.engine import StepBuilder
 from weft_runner.model import StepInput, StepRow, check_step
 

@@ -23,17 +23,9 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvReady
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Ended, FinishReason, Freeze, Frozen, KvTarget, PromptLogprobs, Sampling, Start, Stop
-from weft_runner.core import (
-    Batching,
-    BatchLimits,
-    DropKv,
-    KvIdentity,
-    OpenKvStream,
-    ReceiveKv,
-    SampledToken,
-    SendKv,
-    check_pool,
-)
+from weft_runner.core import Batching, BatchLimits, KvIdentity, OpenKvStream, ReceiveKv, SampledToken, SendKv
+from weft_runner.core.events import DropKv
+from weft_runner.core.request_pool import check_pool
 from weft_runner.model import Capabilities, SamplingArgs, StepInput, check_step
 
 GREEDY = Sampling(ignore_eos=True)

@@ -21,34 +21,13 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Send
 from weft.domain.request import Ended, NoCapacity, Priority, Sampling
 from weft_kernels.cpu import memory as host_memory
-from weft_runner.core import (
-    MAX_SWAPS,
-    REPORT,
-    Action,
-    Adapter,
-    BatchLimits,
-    CachedPage,
-    DropSwap,
-    Fetch,
-    Fetched,
-    HostCache,
-    HostCopy,
-    Load,
-    Loaded,
-    PoolLimits,
-    RequestPool,
-    SampledToken,
-    SequencePhase,
-    StepModel,
-    StepResults,
-    SwapDone,
-    SwapFailed,
-    SwapIn,
-    SwapOut,
-    Unload,
-    check_host_cache,
-    check_pool,
-)
+from weft_runner.core import Action, BatchLimits, Fetch, Fetched, PoolLimits, SampledToken, StepModel, Unload
+from weft_runner.core.adapters.adapter import Adapter, HostCopy
+from weft_runner.core.events import REPORT, DropSwap, Load, Loaded, StepResults, SwapDone, SwapFailed, SwapIn, SwapOut
+from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
+from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core.sequence import SequencePhase
+from weft_runner.core.swap.swaps import MAX_SWAPS
 from weft_runner.model import LocalKvMemory, NativeKvMemory
 from weft_runner.shell import KvSwapper, StepGaps
 

@@ -10,7 +10,8 @@ from harness.costs import calls_of
 from harness.runner_machine import session, start_of
 from weft.domain.machine import Connected, Received
 from weft.domain.request import Sampling, SessionHello
-from weft_runner.core import MIN_CHUNK, BatchLimits, PoolLimits, Runner, SampledToken, StepModel
+from weft_runner.core import BatchLimits, PoolLimits, Runner, SampledToken, StepModel
+from weft_runner.core.step_time_model import MIN_CHUNK
 from weft_runner.model import Capabilities
 from weft_runner.shell import Engine
 

@@ -19,19 +19,14 @@ from weft.domain.request import FinishReason, SessionHello, Stop
 from weft.domain.routes import PoolRoute, Routes
 from weft_gateway.core import Gateway, GatewayConfig
 from weft_gateway.shell import GatewayMetrics
-from weft_runner.core import (
+from weft_runner.core import BatchLimits, Fetch, Fetched, PoolLimits, Runner, SampledToken
+from weft_runner.core.events import (
     AdapterUse,
-    BatchLimits,
     Fact,
-    Fetch,
-    Fetched,
     Load,
     Loaded,
-    PoolLimits,
-    Runner,
     RunnerStatus,
     RunStep,
-    SampledToken,
     StepDone,
     StepResults,
     StepSlot,

@@ -12,7 +12,7 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Assign
 from weft.domain.routes import PoolStatus
 from weft.domain.runner import RunnerSpec, SequenceState
-from weft_scheduler.core import placement_score
+from weft_scheduler.core.policy.placement.punica import placement_score
 
 LOADS = st.integers(0, 40)
 

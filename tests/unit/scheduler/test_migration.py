@@ -6,7 +6,8 @@ import pytest
 
 from harness.scheduler_driver import SPEC, Driver, of
 from weft.domain.request import Assign, FailReason, Preempt, Started
-from weft_scheduler.core import FREEZE_S, Effect, KvMigration, transfer_is_cheaper
+from weft_scheduler.core.effects import Effect, KvMigration
+from weft_scheduler.core.policy.phases.kv_cost import FREEZE_S, transfer_is_cheaper
 
 KV = {"kv_address": "tcp:1", "kv_layout": "m", "page_bytes": 1 << 14, "prefill_tokens_per_s": 1000.0}
 

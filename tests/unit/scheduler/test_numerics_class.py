@@ -13,7 +13,7 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Kind, Peer, Received
 from weft.domain.request import Assign, Failed, FailReason, Started, Submit
 from weft.domain.runner import ClusterReport
-from weft_scheduler.core import Requeued, Resumed
+from weft_scheduler.core.effects import Requeued, Resumed
 from weft_scheduler.metrics import SchedulerMetrics
 
 A, B = "cpu/1/tile32/bf16/tp1", "cpu/1/portable/bf16/tp1"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from harness.scheduler_driver import Driver, of, peers
 from weft.domain.machine import Close
 from weft.domain.request import OutcomeAck, OutcomeReport
-from weft_scheduler.core import OutcomeBuffer
+from weft_scheduler.core.outcome_buffer import OutcomeBuffer
 
 
 def test_an_outcome_is_forwarded_kept_and_acknowledged_once_stored(driver: Driver) -> None:

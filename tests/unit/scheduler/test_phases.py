@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from weft.domain.request import Submit
-from weft_scheduler.core import NEXT_PHASES, Phase, Request
+from weft_scheduler.core.model.request import NEXT_PHASES, Phase, Request
 
 WAY = {
     Phase.UNPLACED: (),

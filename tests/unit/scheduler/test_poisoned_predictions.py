@@ -5,8 +5,8 @@ import pytest
 from harness.scheduler_driver import Driver, of
 from weft.domain.bounds import MAX_REQUEST_TOKENS
 from weft.domain.request import Assign
-from weft_scheduler.core import QUEUE_POLICIES as QUEUES
-from weft_scheduler.core import RESERVATION_POLICIES as RESERVATIONS
+from weft_scheduler.core.policy.queue.orders import QUEUE_POLICIES as QUEUES
+from weft_scheduler.core.policy.reservation import RESERVATION_POLICIES as RESERVATIONS
 
 POISON = {
     "huge": (MAX_REQUEST_TOKENS,) * 5,

@@ -6,7 +6,9 @@ from harness.scheduler_driver import Driver, of
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Assign, Cancel, Failed, FailReason, Preempt, Reject, RejectReason, RunnerGone, Started
 from weft.domain.runner import ClusterReport, PreemptDecision
-from weft_scheduler.core import Phase, Requeued, Stale
+from weft_scheduler.core import Stale
+from weft_scheduler.core.effects import Requeued
+from weft_scheduler.core.model.request import Phase
 
 
 def test_every_assignment_has_a_higher_epoch(served: Driver) -> None:

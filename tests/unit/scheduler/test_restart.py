@@ -10,7 +10,9 @@ from weft.domain.machine import PersistTerm, Send
 from weft.domain.request import Assign, FailReason, ResubmitComplete, RunnerGone
 from weft.domain.routes import Keys, RegistryChange, Routes
 from weft.domain.runner import Resync, SchedulerHello, SequenceState
-from weft_scheduler.core import Phase, Requeued, RunnerLost, Stale
+from weft_scheduler.core import Stale
+from weft_scheduler.core.effects import Requeued, RunnerLost
+from weft_scheduler.core.model.request import Phase
 
 R = RunnerId("a", "i1")
 

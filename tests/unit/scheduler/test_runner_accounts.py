@@ -12,7 +12,7 @@ from harness.scheduler_driver import SPEC, ReportedState, sequence
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import NEVER, Epoch, RunnerId
 from weft.domain.runner import Overrun, ReportGap, ReportInvalid, RunnerFigures, RunnerReport, SequenceState
-from weft_scheduler.core import RunnerAccount, StaleReport, UnackedAssign, pages_of
+from weft_scheduler.core.model.runner import RunnerAccount, StaleReport, UnackedAssign, pages_of
 
 ID = RunnerId("a", "i")
 E = [Epoch(1, i) for i in range(40)]

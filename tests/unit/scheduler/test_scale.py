@@ -15,7 +15,9 @@ from weft.domain.machine import TICK, Connected, Kind, Peer, Received
 from weft.domain.request import Assign, OutcomeReport, ResubmitComplete, Submit
 from weft.domain.routes import AdapterStatus, PoolSpec, RegistryChange, Routes
 from weft.domain.runner import ClusterReport, OrderedRunner, ReportedRunner, RunnerFigures, RunnerReport, RunnerSpec
-from weft_scheduler.core import Effect, Scheduler, SchedulerConfig, check_accounts, check_placement_index
+from weft_scheduler.core import Scheduler, SchedulerConfig
+from weft_scheduler.core.check import check_accounts, check_placement_index
+from weft_scheduler.core.effects import Effect
 
 POOL, BATCH, SLOTS, PAGES = "acme/p", 32, 8, 1024
 GATEWAY, SUPERVISOR, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s"), Peer(Kind.REGISTRY, "r")

@@ -12,7 +12,8 @@ from harness.scheduler_driver import Driver, of
 from weft.domain.ids import RunnerId
 from weft.domain.request import Assign, FailReason
 from weft.domain.routes import PoolSpec, PoolStatus, RegistryChange
-from weft_scheduler.core import BatchPreempted, Consolidated, Judged, RoleChanged, SequencesParked
+from weft_scheduler.core import Consolidated
+from weft_scheduler.core.effects import BatchPreempted, Judged, RoleChanged, SequencesParked
 from weft_scheduler.metrics import SchedulerMetrics
 
 POOL = "acme/p"

@@ -14,7 +14,7 @@ from weft.domain.runner import Resync, SupervisorHello
 from weft.wire.codec import cluster, registry, scheduling
 from weft.wire.errors import PeerError
 from weft.wire.streams import unjoined
-from weft_scheduler.core import Event
+from weft_scheduler.core.effects import Event
 from weft_scheduler.sessions import Session, Sessions
 
 GATEWAY, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.REGISTRY, "r1")

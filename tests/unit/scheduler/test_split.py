@@ -10,7 +10,8 @@ from weft.domain.machine import Send
 from weft.domain.request import Assign, Cancel, FailReason, Preempt, Reject, RejectReason, RunnerGone, Started, Submit
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, PoolStatus
 from weft.domain.runner import OrderedRunner, RunnerRole
-from weft_scheduler.core import Effect, KvHandOff, Phase, Placement
+from weft_scheduler.core.effects import Effect, KvHandOff
+from weft_scheduler.core.model.request import Phase, Placement
 
 KV = {"kv_address": "tcp:1", "kv_layout": "m135", "prefill_tokens_per_s": 1000.0}
 

@@ -7,7 +7,10 @@ from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Assign, RunnerGone
 from weft.domain.routes import Routes
 from weft.domain.runner import OrderedRunner, Resync
-from weft_scheduler.core import Contact, Phase, RunnerLost, Stale
+from weft_scheduler.core import Stale
+from weft_scheduler.core.effects import RunnerLost
+from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.model.runner import Contact
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.timers import TimerQueue
-from weft_scheduler.core import TIMERS, Timer, TimerKind
+from weft_scheduler.core.scheduler import TIMERS
+from weft_scheduler.core.timers import Timer, TimerKind
 
 NAMES = st.sampled_from(["a", "b", "c"])
 STEPS = st.lists(st.tuples(st.sampled_from(["set", "earlier", "clear", "due"]), NAMES, st.integers(0, 20)))

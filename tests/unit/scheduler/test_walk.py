@@ -13,7 +13,7 @@ from harness.scheduler_driver import POOL, Driver, of
 from harness.walk import Call, callers, names_out_of_order, traced
 from weft.domain.machine import Kind, Peer, Received
 from weft.domain.request import Assign, FailReason, Priority, Submit
-from weft_scheduler.core import Effect, Event
+from weft_scheduler.core.effects import Effect, Event
 
 CORE = Path(str(weft_scheduler.core.__file__)).parent
 ROOTS = str(CORE), str(Path(str(weft.__file__)).parent)

@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
 """The pure part: which line runs next and when a batch ends, what a line of an input file means.
 
-Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
+Other packages import these names from here and nothing else: the modules of this package may change.
 """
 
 from weft_batch.core.batches import (

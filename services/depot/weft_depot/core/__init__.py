@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
 """The depot's decisions: values in, values out.
 
-Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
+Other packages import these names from here and nothing else: the modules of this package may change.
 """
 
 from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey

@@ -15,7 +15,8 @@ from harness.ranks import settings_of
 from weft.domain.ids import Epoch
 from weft.domain.machine import Kind, Peer
 from weft_kernels.plan import plan_rows
-from weft_runner.core import ReceiveKv, ShardOrder
+from weft_runner.core import ReceiveKv
+from weft_runner.core.transfer.shards import ShardOrder
 from weft_runner.errors import NoPolicyFits, RunnerError
 from weft_runner.model import StepInput, StepRow
 from weft_runner.parallel import COMMANDS, KINDS, ChannelLost, Layers, MessageRefused, pack_message, unpack_message

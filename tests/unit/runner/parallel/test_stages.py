@@ -16,7 +16,8 @@ from harness.waiting import PATIENCE_S
 from weft.domain.model.config import parse_spec
 from weft.domain.model.spec import LayerSpec, ModelSpec, RopeSpec
 from weft_kernels.plan import Segment, SegmentPlan
-from weft_runner.core import DecodeTime, PrefillTime, layer_cost, make_profile
+from weft_runner.core.layer_cut import layer_cost
+from weft_runner.core.profile_model import DecodeTime, PrefillTime, make_profile
 from weft_runner.errors import ExecutorUnavailable, WeightsInvalid
 from weft_runner.memory_estimate import estimate_memory
 from weft_runner.model import StepInput, StepRow, map_tensors, stage_of

@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups
-from weft_scheduler.core import (
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution, PhaseBounds, PoolCapacity
+from weft_scheduler.core.policy.autoscaling.demand import (
     MAX_WANTED_RUNNERS,
-    Autoscaler,
-    Contribution,
-    PhaseBounds,
-    PoolCapacity,
     PoolLoad,
     ReplicaBounds,
     RunnerCapacity,

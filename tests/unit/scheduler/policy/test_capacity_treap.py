@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core import CapacityTreap, RunnerKey, priority_of
+from weft_scheduler.core.policy.placement.capacity_treap import CapacityTreap, RunnerKey, priority_of
 
 KEYS = st.builds(RunnerKey, st.integers(0, 1), st.sampled_from("abcdefgh"))
 

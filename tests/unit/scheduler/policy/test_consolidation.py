@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from weft_scheduler.core import ConsolidationRunner, RunnerShape, RunningSequence, select_leaving, select_sources
+from weft_scheduler.core.policy.consolidation.consolidation import (
+    ConsolidationRunner,
+    RunningSequence,
+    select_leaving,
+    select_sources,
+)
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 
 SHAPE = RunnerShape(64, 1000, "class-a")
 SEQUENCE = RunningSequence("r", "a", 8, 200, 100, 150, 1000.0, True)

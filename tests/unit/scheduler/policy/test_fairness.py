@@ -12,15 +12,12 @@ from harness.scheduler_driver import Driver, adapter, of
 from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, Cancel, Reject, RejectReason
 from weft.domain.routes import RegistryChange
-from weft_scheduler.core import (
-    BEYOND_SHARE_S,
-    QUEUE_POLICIES,
-    Overtaking,
-    QueuePass,
-    RunnerShape,
-    TokenCounters,
-    WaitingQueue,
-)
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.orders import QUEUE_POLICIES
+from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
+from weft_scheduler.core.policy.queue.token_counters import TokenCounters
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
+from weft_scheduler.core.pool.queue import BEYOND_SHARE_S
 
 SHAPE = RunnerShape(8, 1000)
 

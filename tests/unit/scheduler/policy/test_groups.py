@@ -8,16 +8,9 @@ from hypothesis import strategies as st
 
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core import (
-    Contribution,
-    PoolCapacity,
-    RunnerCapacity,
-    VictimCandidate,
-    allocate,
-    divide,
-    select_victims,
-    surplus,
-)
+from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution, PoolCapacity
+from weft_scheduler.core.policy.autoscaling.demand import RunnerCapacity
+from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, divide, select_victims, surplus
 
 PROMPT, TOKEN, ANY = GroupPhase
 BOTH = (PhaseGroups(PROMPT), PhaseGroups(TOKEN))

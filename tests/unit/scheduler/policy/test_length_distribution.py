@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_scheduler.core import LengthDistribution
+from weft_scheduler.core.policy.length_distribution import LengthDistribution
 
 NORMAL = NormalDist()
 QUANTILES = ((0.1, 20.0), (0.5, 100.0), (0.9, 400.0), (0.99, 3_000.0))

@@ -11,7 +11,9 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Assign
 from weft.domain.routes import RegistryChange
 from weft.domain.runner import SequenceState
-from weft_scheduler.core import PlacementRequest, Punica, RunnerLoad, RunnerShape
+from weft_scheduler.core.policy.placement.policy import PlacementRequest, RunnerLoad
+from weft_scheduler.core.policy.placement.punica import Punica
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 
 DIGESTS = ["sha256:1", "sha256:2", "sha256:3"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver
 from weft.domain.request import FailReason, Preempt
-from weft_scheduler.core import (
+from weft_scheduler.core.policy.reservation.pooled import (
     DEVIATIONS,
     HEAVY,
     HORIZONS,

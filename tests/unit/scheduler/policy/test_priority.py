@@ -21,7 +21,10 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import PoolStatus
-from weft_scheduler.core import BatchSequence, Capacity, InteractiveArrivals, KvMigration, Need, Phase, select_preempted
+from weft_scheduler.core.effects import KvMigration
+from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
+from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_preempted
 
 BATCH: dict[str, Any] = {"priority": Priority.BATCH}
 KV: dict[str, Any] = {"kv_address": "tcp:1", "kv_layout": "m", "page_bytes": 1 << 14, "prefill_tokens_per_s": 9.0}

@@ -10,18 +10,13 @@ from hypothesis import strategies as st
 from harness.scheduler_driver import Driver, of
 from harness.waiting_request import Runners, WaitingRequest
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
-from weft_scheduler.core import (
-    AGING_S,
-    QUEUE_POLICIES,
-    Overtaking,
-    Phase,
-    QueuePass,
-    RunnerShape,
-    Shortest,
-    SortedQueue,
-    TokenCounters,
-    WaitingQueue,
-)
+from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.queue.orders import AGING_S, QUEUE_POLICIES, Shortest
+from weft_scheduler.core.policy.queue.overtaking import Overtaking, QueuePass
+from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue
+from weft_scheduler.core.policy.queue.token_counters import TokenCounters
+from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
 
 SMALL, LARGE = RunnerShape(8, 10), RunnerShape(8, 100)
 

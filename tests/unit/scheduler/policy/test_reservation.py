@@ -5,7 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver
-from weft_scheduler.core import RESERVATION_POLICIES, ExpectedOutput, OutputLengthStats, remaining_tokens
+from weft_scheduler.core.model.request import remaining_tokens
+from weft_scheduler.core.policy.reservation import RESERVATION_POLICIES
+from weft_scheduler.core.policy.reservation.output_lengths import OutputLengthStats
+from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
 
 
 def lengths() -> OutputLengthStats:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core import (
+from weft_scheduler.core.policy.phases.roles import (
     GROW_S,
     LOST_IN_A_ROW,
     LOST_TOGETHER_S,
@@ -18,10 +18,10 @@ from weft_scheduler.core import (
     REVIEW_S,
     SHRINK_S,
     SUSPEND_S,
-    KvDomain,
     PhaseRunner,
     RolePlan,
 )
+from weft_scheduler.core.policy.placement.splitwise import KvDomain
 
 PROMPT, TOKEN, MIXED = RunnerRole.PROMPT, RunnerRole.TOKEN, RunnerRole.MIXED
 M, OTHER, NONE = KvDomain("m", "x"), KvDomain("n", "x"), KvDomain("", "x")

@@ -7,7 +7,8 @@ import pytest
 from harness.scheduler_driver import Driver, of
 from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
 from weft.domain.routes import PoolSpec, PoolStatus, SloAttainment
-from weft_scheduler.core import TAU_S, Attainment, Judged, Queued, ServiceLevel
+from weft_scheduler.core.effects import Judged, Queued
+from weft_scheduler.core.policy.slo.attainment import TAU_S, Attainment, ServiceLevel
 
 
 def test_the_share_is_of_what_finished_lately_and_stays_while_nothing_does() -> None:

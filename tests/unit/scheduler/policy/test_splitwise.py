@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core import Choice, PlacementRequest, RunnerLoad, RunnerShape, Splitwise, can_split, domain_of
+from weft_scheduler.core.policy.placement.policy import Choice, PlacementRequest, RunnerLoad
+from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.placement.splitwise import Splitwise, can_split, domain_of
 
 SHAPES = [
     RunnerShape(64, 1000, "x", 0, 0, "m"),
