@@ -26,15 +26,15 @@ class Column:
 
     def value(self, obj: Mapping[str, Any]) -> Any:
         """The value in this object; None if it has none."""
-        found: Any = obj
+        field: Any = obj
         if self.condition:
             conditions = obj.get("status", {}).get("conditions", ())
-            found = next((one for one in conditions if one["type"] == self.condition), {})
+            field = next((condition for condition in conditions if condition["type"] == self.condition), {})
         for name in self.path.split("."):
-            if not isinstance(found, Mapping) or name not in found:
+            if not isinstance(field, Mapping) or name not in field:
                 return None
-            found = found[name]  # pyright: ignore[reportUnknownVariableType]
-        return found  # pyright: ignore[reportUnknownVariableType]
+            field = field[name]  # pyright: ignore[reportUnknownVariableType]
+        return field  # pyright: ignore[reportUnknownVariableType]
 
 
 _AGE = Column("Age", "metadata.creationTimestamp", "Since it was created.", "date")

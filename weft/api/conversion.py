@@ -83,10 +83,10 @@ def convert(obj: Fields) -> Conversion:
     if not isinstance(spec, dict):
         return Conversion(obj, ())
     spec, lost = cast("dict[str, Any]", spec), list[str]()
-    for path, gone in GONE.items():
+    for path, removed in GONE.items():
         spec, value = _taken(spec, *path.split("."))
-        if value not in (None, gone.default):
-            lost.append(f"spec.{path}: {value!r} has no successor: {gone.advice}")
+        if value not in (None, removed.default):
+            lost.append(f"spec.{path}: {value!r} has no successor: {removed.advice}")
     return Conversion({**obj, "spec": _in_place(spec) if obj.get("kind") == "ServingPool" else spec}, tuple(lost))
 
 
@@ -113,8 +113,8 @@ def _in_place(spec: dict[str, Any]) -> dict[str, Any]:
         spec = {**spec, "allowedNamespaces": list(_namespaces(cast("dict[str, Any]", allowed)))}
     emptied = {path.partition(".")[0] for path in PLACES}
     order = {name: number for number, name in enumerate(names_of(ServingPoolSpec))}
-    kept = (name for name, value in spec.items() if value != {} or name not in emptied)
-    return {name: spec[name] for name in sorted(kept, key=lambda name: order.get(name, len(order)))}
+    names = (name for name, value in spec.items() if value != {} or name not in emptied)
+    return {name: spec[name] for name in sorted(names, key=lambda name: order.get(name, len(order)))}
 
 
 def _namespaces(allowed: Fields) -> Iterator[str]:
@@ -124,21 +124,21 @@ def _namespaces(allowed: Fields) -> Iterator[str]:
         yield from allowed.get("names") or ()
 
 
-def _taken(value: Any, name: str, *within: str) -> tuple[Any, Any]:
+def _taken(value: Any, name: str, *below: str) -> tuple[Any, Any]:
     """Remove the field at a path. Returns the fields without it, and its value; None: there was none."""
     if not isinstance(value, dict) or name not in value:
         return value, None
     fields = dict(cast("dict[str, Any]", value))
     field = fields.pop(name)
-    if not within:
+    if not below:
         return fields, field
-    rest, found = _taken(field, *within)
-    return fields | {name: rest}, found
+    rest, removed_value = _taken(field, *below)
+    return fields | {name: rest}, removed_value
 
 
-def _given(fields: dict[str, Any], value: Any, name: str, *within: str) -> dict[str, Any]:
+def _given(fields: dict[str, Any], value: Any, name: str, *below: str) -> dict[str, Any]:
     """Set the field at a path, unless it is set already."""
-    if not within:
+    if not below:
         return {**fields, name: fields.get(name, value)}
-    below = fields.get(name)
-    return {**fields, name: _given(cast("dict[str, Any]", below) if isinstance(below, dict) else {}, value, *within)}
+    inner = fields.get(name)
+    return {**fields, name: _given(cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}, value, *below)}

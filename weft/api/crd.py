@@ -54,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _printer_column(column: Column) -> Json:
-    found: Json = {"name": column.name, "type": column.kind, "jsonPath": column.json_path}
-    return {**found, "description": column.description, **({"priority": 1} if column.wide else {})}
+    definition: Json = {"name": column.name, "type": column.kind, "jsonPath": column.json_path}
+    return {**definition, "description": column.description, **({"priority": 1} if column.wide else {})}
 
 
 def _crd(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey], plural: str, short: list[str], sub: Json) -> Json:
@@ -151,8 +151,8 @@ def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:
     if "$ref" in out:
         out = {**definitions[out.pop("$ref").rpartition("/")[2]], **out}
     if "anyOf" in out:
-        (only,) = [option for option in out.pop("anyOf") if option.get("type") != "null"]
-        out = {**_inlined(only, definitions), **out}
+        (option_schema,) = [option for option in out.pop("anyOf") if option.get("type") != "null"]
+        out = {**_inlined(option_schema, definitions), **out}
     if "const" in out:
         out["enum"] = [out.pop("const")]
     return out
@@ -160,8 +160,8 @@ def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:
 
 def _without_nulls(values: Json) -> Json:
     """Remove what is unset, also inside: `null` is no value of any field."""
-    kept = {key: value for key, value in values.items() if value is not None}
-    return {key: _without_nulls(cast("Json", v)) if isinstance(v, dict) else v for key, v in kept.items()}
+    set_values = {key: value for key, value in values.items() if value is not None}
+    return {key: _without_nulls(cast("Json", v)) if isinstance(v, dict) else v for key, v in set_values.items()}
 
 
 _ORDER = ("description", "type", "format", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern")

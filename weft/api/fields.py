@@ -155,10 +155,10 @@ class ApiModel(BaseModel):
         try:
             made = handler(data)
         except ValidationError as error:
-            found = error.errors(include_url=False)
-            details = [_detail(cls, item) for item in found[:MAX_ERRORS]]
-            if len(found) > MAX_ERRORS:
-                details.append(_error("more", f"{len(found) - MAX_ERRORS} more problems", (), {}))
+            errors = error.errors(include_url=False)
+            details = [_detail(cls, item) for item in errors[:MAX_ERRORS]]
+            if len(errors) > MAX_ERRORS:
+                details.append(_error("more", f"{len(errors) - MAX_ERRORS} more problems", (), {}))
             raise ValidationError.from_exception_data(cls.__name__, details) from error
         if broken := [rule for rule in cls.rules if not rule.holds(made)]:
             details = [_error("rule", rule.message, tuple(rule.field.split(".")), {}) for rule in broken]
@@ -169,12 +169,12 @@ class ApiModel(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Add the rules to the schema as CEL, for the CRDs."""
         schema = handler(core_schema)
-        found = [
+        validations = [
             {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.rules if rule.cel
         ]
-        if found:
-            own = handler.resolve_ref_schema(schema)
-            own["x-kubernetes-validations"] = [*own.get("x-kubernetes-validations", []), *found]
+        if validations:
+            resolved = handler.resolve_ref_schema(schema)
+            resolved["x-kubernetes-validations"] = [*resolved.get("x-kubernetes-validations", []), *validations]
         return schema
 
     @classmethod
@@ -201,9 +201,9 @@ def did_you_mean(name: str, names: list[str]) -> str:
     return f"there are: {', '.join(names)}"
 
 
-def _error(kind: Any, text: Any, loc: tuple[str | int, ...], given: Any) -> InitErrorDetails:
+def _error(kind: Any, text: Any, loc: tuple[str | int, ...], rejected: Any) -> InitErrorDetails:
     """Make an error whose `text` is taken literally, not as a template."""
-    return InitErrorDetails(type=PydanticCustomError(kind, text), loc=loc, input=given)
+    return InitErrorDetails(type=PydanticCustomError(kind, text), loc=loc, input=rejected)
 
 
 def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:

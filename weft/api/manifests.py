@@ -41,8 +41,8 @@ class Problem:
     object: str = ""
 
     def __str__(self) -> str:
-        where = [self.file, f"document {self.document}" if self.document else "", self.object, self.field]
-        return sanitize(f"{', '.join(part for part in where if part)}: {self.message}")
+        place = [self.file, f"document {self.document}" if self.document else "", self.object, self.field]
+        return sanitize(f"{', '.join(part for part in place if part)}: {self.message}")
 
 
 class ManifestError(ValueError):
@@ -107,8 +107,8 @@ class _Reading:
 
     def result(self) -> list[Object]:
         if self.problems:
-            more = [Problem(self.problems[-1].file, 0, "", "there are more problems than these")] if self.full else []
-            raise ManifestError([*self.problems[:MAX_PROBLEMS], *more])
+            notes = [Problem(self.problems[-1].file, 0, "", "there are more problems than these")] if self.full else []
+            raise ManifestError([*self.problems[:MAX_PROBLEMS], *notes])
         return list(self._objects.values())
 
     def file(self, name: str, path: Path) -> None:
@@ -148,24 +148,24 @@ class _Reading:
         if version != API_VERSION:
             return self._problem(name, number, "apiVersion", f"is {str(version)[:100]!r}, it has to be {API_VERSION!r}")
         if not isinstance(kind, str) or kind not in KINDS:
-            what = f"unknown kind {str(kind)[:100]!r}; {did_you_mean(str(kind), list(KINDS))}"
-            return self._problem(name, number, "kind", what)
+            problem = f"unknown kind {str(kind)[:100]!r}; {did_you_mean(str(kind), list(KINDS))}"
+            return self._problem(name, number, "kind", problem)
         metadata = fields.get("metadata")
         if isinstance(metadata, dict) and "namespace" not in metadata:
             fields = {**fields, "metadata": {**metadata, "namespace": self._namespace}}
         try:
-            found = KINDS[kind].model_validate(fields)
+            resource = KINDS[kind].model_validate(fields)
         except ValidationError as error:
             label = str(cast("dict[str, Any]", metadata).get("name", "")) if isinstance(metadata, dict) else ""
-            which = f"{kind} {label[:100]}".strip()
+            name_in_report = f"{kind} {label[:100]}".strip()
             for item in error.errors(include_url=False):
-                self.problems.append(Problem(name, number, _path(item["loc"]), _message(item), which))
+                self.problems.append(Problem(name, number, _path(item["loc"]), _message(item), name_in_report))
             return None
-        key = (found.kind, found.key)
+        key = (resource.kind, resource.key)
         if key in self._objects:
-            what = f"{found.kind} {found.key} is there twice; the first is in {self._places[key]}"
-            return self._problem(name, number, "metadata.name", what)
-        self._objects[key] = found
+            problem = f"{resource.kind} {resource.key} is there twice; the first is in {self._places[key]}"
+            return self._problem(name, number, "metadata.name", problem)
+        self._objects[key] = resource
         self._places[key] = f"{name}, document {number}"
         return None
 
@@ -185,7 +185,7 @@ class _Documents(_Reading):
 
 
 def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
-    found: list[Path] = []
+    listed: list[Path] = []
     for path in paths:
         try:
             below = path.iterdir() if path.is_dir() else None
@@ -195,19 +195,19 @@ def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
             continue
         if not files:
             problems.append(Problem(str(path), 0, "", f"a folder without {', '.join(SUFFIXES)} files"))
-        found += files
-    if len(found) > MAX_FILES:
-        problems.append(Problem(str(paths[0]), 0, "", f"{len(found)} files, the limit is {MAX_FILES}"))
+        listed += files
+    if len(listed) > MAX_FILES:
+        problems.append(Problem(str(paths[0]), 0, "", f"{len(listed)} files, the limit is {MAX_FILES}"))
         return []
-    return found
+    return listed
 
 
-def _is_deeper(value: object, most: int) -> bool:
+def _is_deeper(value: object, max_depth: int) -> bool:
     """Whether mappings and lists are nested more than `most` deep: the limit of text, for aliases and JSON."""
     if not isinstance(value, dict | list):
         return False
     items = cast("Iterable[object]", value.values() if isinstance(value, dict) else value)
-    return most == 0 or any(_is_deeper(item, most - 1) for item in items)
+    return max_depth == 0 or any(_is_deeper(item, max_depth - 1) for item in items)
 
 
 def _path(loc: tuple[str | int, ...]) -> str:

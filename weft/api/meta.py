@@ -93,9 +93,9 @@ def is_empty(value: ApiModel) -> bool:
 
 def immutable_changes(old: Resource, new: Resource) -> list[str]:
     """The changes that an update must not make, as messages; CEL rules make the API server refuse the same."""
-    before, after = old.immutables, new.immutables
+    old_fields, new_fields = old.immutables, new.immutables
     return [
-        f"{path}: cannot change (it is {before[path]!r}); delete the object and create it again"
-        for path in before
-        if before[path] != after[path]
+        f"{path}: cannot change (it is {old_fields[path]!r}); delete the object and create it again"
+        for path in old_fields
+        if old_fields[path] != new_fields[path]
     ]

@@ -88,5 +88,5 @@ KEY_ADVICE: dict[str, str] = {
 
 def advice(reason: str, kind: str) -> str | None:
     """What to do about a reason on an object of this kind; None for a reason that is not known here."""
-    own = {"ServingPool": POOL_ADVICE, "APIKey": KEY_ADVICE}.get(kind, {})
-    return own.get(reason) or ADVICE.get(reason)
+    advice_of_kind = {"ServingPool": POOL_ADVICE, "APIKey": KEY_ADVICE}.get(kind, {})
+    return advice_of_kind.get(reason) or ADVICE.get(reason)

@@ -27,10 +27,10 @@ def page() -> str:
     parts = [_HEAD]
     for crd in sorted(crds().values(), key=lambda crd: str(crd["spec"]["names"]["kind"]), reverse=True):
         version, names = crd["spec"]["versions"][0], crd["spec"]["names"]
-        root, known = version["schema"]["openAPIV3Schema"], dict[str, str]()
+        root, described = version["schema"]["openAPIV3Schema"], dict[str, str]()
         parts += [f"## {names['kind']}", root["description"], f"Short name: `{names['shortNames'][0]}`."]
         for part in ("spec", "status"):
-            parts += _object(f"{names['kind']}.{part}", root["properties"][part], known)
+            parts += _object(f"{names['kind']}.{part}", root["properties"][part], described)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -42,13 +42,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _object(path: str, schema: Json, known: dict[str, str]) -> Iterator[str]:
+def _object(path: str, schema: Json, described_paths: dict[str, str]) -> Iterator[str]:
     """An object's heading, table and rules, then those of the objects inside that have many fields.
 
     `known`: fields -> the path under which they are described already.
     """
     yield f"### {path}"
-    described = known.setdefault(json.dumps(schema["properties"]), path)
+    described = described_paths.setdefault(json.dumps(schema["properties"]), path)
     if described != path:
         yield f"The fields are those of [{described}](#{described.replace('.', '').lower()})."
         return
@@ -58,8 +58,8 @@ def _object(path: str, schema: Json, known: dict[str, str]) -> Iterator[str]:
     yield "\n".join(["| field | type | values | |", "|---|---|---|---|", *rows])
     if rules:
         yield "\n".join(["Rules:", "", *rules])
-    for name, one in inside:
-        yield from _object(f"{path}.{name}", one, known)
+    for name, inner_schema in inside:
+        yield from _object(f"{path}.{name}", inner_schema, described_paths)
 
 
 def _rows(prefix: str, schema: Json, rows: list[str], inside: list[tuple[str, Json]], rules: list[str]) -> None:
@@ -100,8 +100,8 @@ def _values(field: Json) -> str:
         parts.append(_between(field.get("minimum"), field.get("maximum"), ""))
     for kind in ("Length", "Items", "Properties"):
         if f"max{kind}" in field:
-            of = {"Length": " characters", "Items": " entries", "Properties": " entries"}[kind]
-            parts.append(_between(field.get(f"min{kind}"), field[f"max{kind}"], of))
+            unit = {"Length": " characters", "Items": " entries", "Properties": " entries"}[kind]
+            parts.append(_between(field.get(f"min{kind}"), field[f"max{kind}"], unit))
     default = field.get("default")
     if default is not None and not isinstance(default, dict):
         parts.append(f"default `{str(default).lower() if isinstance(default, bool) else default}`")
@@ -109,10 +109,10 @@ def _values(field: Json) -> str:
     return "; ".join(_escaped(part) for part in parts if part)
 
 
-def _between(least: int | None, most: int | None, of: str) -> str:
-    if least is None:
-        return f"at most {most}{of}"
-    return f"at least {least}{of}" if most is None else f"{least} to {most}{of}"
+def _between(minimum: int | None, maximum: int | None, unit: str) -> str:
+    if minimum is None:
+        return f"at most {maximum}{unit}"
+    return f"at least {minimum}{unit}" if maximum is None else f"{minimum} to {maximum}{unit}"
 
 
 def _text(field: Json) -> str:

@@ -267,7 +267,7 @@ class Advanced(ApiModel):
             "maxBatchTokens must be at least maxSequences: each sequence adds a token an iteration",
             "!has(self.maxBatchTokens) || !has(self.maxSequences) || self.maxBatchTokens >= self.maxSequences",
             lambda advanced: (
-                None in (most := (advanced.max_batch_tokens, advanced.max_sequences)) or most[0] >= most[1]
+                None in (limits := (advanced.max_batch_tokens, advanced.max_sequences)) or limits[0] >= limits[1]
             ),
         ),
     )

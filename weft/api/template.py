@@ -70,7 +70,7 @@ def _keys(field: str, entries: Callable[[Any], dict[str, str] | None]) -> Rule:
 
 
 def _not_reserved(
-    field: str, entries: Callable[[Any], dict[str, str] | None], prefixes: tuple[str, ...], whose: str
+    field: str, entries: Callable[[Any], dict[str, str] | None], prefixes: tuple[str, ...], owner: str
 ) -> Rule:
     def holds(value: Any) -> bool:
         return not any(key.startswith(prefixes) for key in entries(value) or {})
@@ -78,7 +78,7 @@ def _not_reserved(
     reserved = " || ".join(f"key.startsWith('{prefix}')" for prefix in prefixes)
     return Rule(
         field,
-        f"keys that begin with {', '.join(prefixes)} are {whose}",
+        f"keys that begin with {', '.join(prefixes)} are {owner}",
         f"!has(self.{field}) || !self.{field}.exists(key, {reserved})",
         holds,
     )

@@ -57,14 +57,16 @@ def documents(text: str) -> Iterator[object]:
 
 def _check_events(text: str) -> None:
     """Check depth and numbers before anything is built (building recurses). Raises BadYaml."""
-    depth = documents = nodes = before = 0  # nodes: of the text; before: of its earlier documents. Keys count here
+    depth = documents = nodes = earlier_nodes = (
+        0  # nodes: of the text; before: of its earlier documents. Keys count here
+    )
     try:
         for event in yaml.parse(text, Loader=_Loader):
             nodes += isinstance(event, yaml.NodeEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.DocumentStartEvent):
-                documents, before = documents + 1, nodes
-            if nodes - before > 2 * MAX_NODES:
+                documents, earlier_nodes = documents + 1, nodes
+            if nodes - earlier_nodes > 2 * MAX_NODES:
                 raise BadYaml(f"more than {MAX_NODES} values", event.start_mark, documents)
             if nodes > 2 * MAX_TEXT_NODES:
                 raise BadYaml(f"{_TOO_MUCH}; split the file", event.start_mark, documents)
@@ -84,14 +86,14 @@ class _Loader(_SafeLoader):
     }
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        what = node.tag.rpartition(":")[2]
+        type_name = node.tag.rpartition(":")[2]
         if isinstance(node, yaml.ScalarNode) and node.tag != _TEXT and len(node.value) > MAX_SPECIAL_CHARS:
-            why = f"it has {len(node.value)} characters"
-            raise BadYaml(f"{quoted(node.value)} is no {what}: {why}", node.start_mark)
+            reason = f"it has {len(node.value)} characters"
+            raise BadYaml(f"{quoted(node.value)} is no {type_name}: {reason}", node.start_mark)
         try:
             value = super().construct_object(node, deep)
         except _NO_VALUE as error:
-            raise BadYaml(f"{quoted(node.value)} is no {what}: {str(error)[:100]}", node.start_mark) from error
+            raise BadYaml(f"{quoted(node.value)} is no {type_name}: {str(error)[:100]}", node.start_mark) from error
         if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
             raise BadYaml(f"{quoted(node.value)} is beyond {MAX_INTEGER_BITS} bits", node.start_mark)
         if isinstance(value, float) and not math.isfinite(value):
@@ -102,9 +104,9 @@ class _Loader(_SafeLoader):
 def _measure(node: Any, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
     """Count the values and characters of `node` with every alias followed. `sizes`: of nodes; None: being counted."""
     if id(node) in sizes:
-        if (known := sizes[id(node)]) is None:
+        if (counted := sizes[id(node)]) is None:
             raise BadYaml("an alias refers to what it is part of", node.start_mark)
-        return known
+        return counted
     sizes[id(node)] = None
     nodes, chars = 1, _chars(node)
     for child in _children(node):

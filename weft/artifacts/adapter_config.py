@@ -152,9 +152,9 @@ def _check_supported(config: JsonObject) -> list[str]:
             f"peft_type is {quoted(config.get('peft_type'))}, only LORA is served; {_MERGE}, or convert it with PEFT's "
             "save_as_lora"
         )
-    for name, (what, remedy) in _REFUSED.items():
+    for name, (feature, remedy) in _REFUSED.items():
         if config.get(name) not in _NOTHING:
-            raise _unsupported(f"{name} is set: {what} cannot be served; {remedy}")
+            raise _unsupported(f"{name} is set: {feature} cannot be served; {remedy}")
     if config.get("init_lora_weights") not in _PLAIN_INITS:
         raise _unsupported(
             f"init_lora_weights is {quoted(config['init_lora_weights'])}, which changes the base while training; save "
@@ -165,8 +165,8 @@ def _check_supported(config: JsonObject) -> list[str]:
         for name, default in _SEEN_IN_TENSORS.items()
         if config.get(name) not in (default, None)
     ]
-    known = _TRAINING | _READ | _REFUSED.keys() | _SEEN_IN_TENSORS.keys()
-    if unknown := [quoted(name) for name in config.keys() - known if config[name] not in _NOTHING]:
+    known_fields = _TRAINING | _READ | _REFUSED.keys() | _SEEN_IN_TENSORS.keys()
+    if unknown := [quoted(name) for name in config.keys() - known_fields if config[name] not in _NOTHING]:
         remarks.append(f"fields that are not known here and not used: {some_of(unknown)}")
     return remarks
 
@@ -265,30 +265,30 @@ def _name_list(name: str, value: object) -> tuple[str, ...]:
 
 def _names(names: tuple[str, ...]) -> Matches:
     """Match whole names, or endings after a dot."""
-    wanted = frozenset(names)
+    listed_names = frozenset(names)
 
     def matches(module: str) -> bool:
         parts = module.split(".")
-        return any(".".join(parts[at:]) in wanted for at in range(len(parts)))
+        return any(".".join(parts[at:]) in listed_names for at in range(len(parts)))
 
     return matches
 
 
 def _ending(key: str, budget: Budget) -> Matches | None:
     r"""Compile PEFT's `(.*\.)?(key)$`. Most keys are letters, digits and dots; `re` cannot run away with those."""
-    whole = rf"(?:.*\.)?(?:{key})"
+    expression = rf"(?:.*\.)?(?:{key})"
     if _PLAIN.fullmatch(key):
-        plain = re.compile(whole, re.ASCII)
+        plain = re.compile(expression, re.ASCII)
         return lambda module: plain.fullmatch(module) is not None
     try:
-        return compile_pattern(whole, budget)
+        return compile_pattern(expression, budget)
     except PatternError:
         return None
 
 
-def _invalid(what: str) -> Refused:
-    return Refused(Reason.CONFIG_INVALID, f"adapter_config.json: {what}")
+def _invalid(problem: str) -> Refused:
+    return Refused(Reason.CONFIG_INVALID, f"adapter_config.json: {problem}")
 
 
-def _unsupported(what: str) -> Refused:
-    return Refused(Reason.UNSUPPORTED_ADAPTER, f"adapter_config.json: {what}")
+def _unsupported(problem: str) -> Refused:
+    return Refused(Reason.UNSUPPORTED_ADAPTER, f"adapter_config.json: {problem}")

@@ -95,9 +95,9 @@ class BlobStore:
         """
         turn = self._verifying if alone else contextlib.nullcontext()
         with turn, self.open(digest) as file, _read_errors(digest):
-            found = os.fstat(file.fileno()).st_size
-            if size_bytes not in (None, found):
-                raise Damaged(digest, f"it has {found} bytes instead of {size_bytes}")
+            actual_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes not in (None, actual_bytes):
+                raise Damaged(digest, f"it has {actual_bytes} bytes instead of {size_bytes}")
             _compare(digest, hashlib.file_digest(file, "sha256").hexdigest())
 
     def discard(self, digest: str) -> None:
@@ -111,14 +111,14 @@ class BlobStore:
 
     def artifacts(self, kind: Kind) -> list[Digest]:
         """The artifacts of a kind whose manifest is here, the one that was used (`mark_used`) longest ago first."""
-        found: list[tuple[int, Digest]] = []
+        used_artifacts: list[tuple[int, Digest]] = []
         for name in self.names():
             with contextlib.suppress(Refused):  # most blobs are files, whose first bytes tell
                 with self.open(from_hex(name)) as file:
                     used_ns, begins = os.fstat(file.fileno()).st_mtime_ns, file.read(len(MANIFEST_BEGINS))
                 if begins == MANIFEST_BEGINS and self.manifest(from_hex(name)).kind == kind:
-                    found.append((used_ns, from_hex(name)))
-        return [digest for _, digest in sorted(found)]
+                    used_artifacts.append((used_ns, from_hex(name)))
+        return [digest for _, digest in sorted(used_artifacts)]
 
     def mark_used(self, *digests: str) -> None:
         """Note that these blobs were used now: `artifacts` and `retain` go by that. One that has gone is no error."""
@@ -187,9 +187,9 @@ class BlobStore:
         with self._lock:
             return self._downloads.setdefault(digest, threading.Lock())
 
-    def publish(self, *whole: tuple[Path, Digest]) -> None:
+    def publish(self, *files: tuple[Path, Digest]) -> None:
         """Rename whole, fsynced temporary files into place, with one sync of the folder. Twice is harmless."""
-        for temporary, digest in whole:
+        for temporary, digest in files:
             temporary.replace(self.path(digest))
         self._content = object()
         sync_folder(self._blobs)
@@ -201,22 +201,22 @@ class BlobStore:
         what was used longest ago first: the next runner may need it. A digest that is not here is no error: the
         caller's list may be ahead of us.
         """
-        wanted = {hex_of(digest) for digest in digests}
+        retained = {hex_of(digest) for digest in digests}
         with self._lock:
-            self._retained = wanted
+            self._retained = retained
             self._declare_needs()
-            with self._removing() as (others, _):
-                keep = self._files_of(wanted | others.artifacts) | set(self._leased) | others.blobs
-                gone = [path for path in self._blobs.iterdir() if path.name not in keep]
-                gone += [path for path in self._partial.glob("*.part") if path.stem not in keep]
+            with self._removing() as (other_needs, _):
+                keep = self._files_of(retained | other_needs.artifacts) | set(self._leased) | other_needs.blobs
+                removed = [path for path in self._blobs.iterdir() if path.name not in keep]
+                removed += [path for path in self._partial.glob("*.part") if path.stem not in keep]
                 if self._sharing:
                     self._sharing.forget_locks(keep)
-                    gone = list(self._until_spare(gone))
+                    removed = list(self._until_spare(removed))
                 else:
-                    for path in gone:
+                    for path in removed:
                         path.unlink(missing_ok=True)
             self._content = object()
-        return len(gone)
+        return len(removed)
 
     def _until_spare(self, paths: Iterable[Path]) -> Generator[Path]:
         """Remove the paths one by one, and yield each, until there is room enough."""
@@ -240,13 +240,13 @@ class BlobStore:
                 path.unlink(missing_ok=True)
         return len(left)
 
-    def sweep(self, before: float) -> int:
+    def sweep(self, before_unix_s: float) -> int:
         """Remove broken-off downloads that no lease names and whose last byte came before this time (of the files)."""
         removed = 0
         with self._lock:
             at_work = {hex_of(digest) for digest in self._downloads} | set(self._leased)
             for path in self._partial.glob("*.part"):
-                if path.stem not in at_work and path.stat().st_mtime < before:
+                if path.stem not in at_work and path.stat().st_mtime < before_unix_s:
                     path.unlink()
                     removed += 1
         return removed
@@ -263,9 +263,9 @@ class BlobStore:
             self._counted = content, (count, size_bytes)
         return self._counted[1]
 
-    def _files_of(self, wanted: Iterable[str]) -> set[str]:
+    def _files_of(self, names: Iterable[str]) -> set[str]:
         keep: set[str] = set()
-        for name in wanted:
+        for name in names:
             keep.add(name)
             with contextlib.suppress(Refused):  # not here, or a file's blob and no manifest
                 keep |= {entry.sha256 for entry in self.manifest(from_hex(name)).files}
@@ -348,9 +348,9 @@ class BlobWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        whole, full = self._file.closed, kind is not None and issubclass(kind, OSError)
+        finished, full = self._file.closed, kind is not None and issubclass(kind, OSError)
         self._file.close()
-        if self._download is None or whole or full:  # whole: published, or not what it was wanted for
+        if self._download is None or finished or full:  # whole: published, or not what it was wanted for
             self.path.unlink(missing_ok=True)
         if self._download is not None:
             self._download.release()

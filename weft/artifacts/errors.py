@@ -50,6 +50,6 @@ class Damaged(Refused):
 class UnknownDigest(Refused):
     """No blob of this digest is held."""
 
-    def __init__(self, digest: str, where: str) -> None:
-        super().__init__(Reason.SOURCE_NOT_FOUND, f"{where} does not hold {digest}")
+    def __init__(self, digest: str, folder: str) -> None:
+        super().__init__(Reason.SOURCE_NOT_FOUND, f"{folder} does not hold {digest}")
         self.digest = digest

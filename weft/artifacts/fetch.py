@@ -80,8 +80,8 @@ def fetch(
         manifest = download.manifest()
         named.name(*(entry.digest for entry in manifest.files))
         if manifest.size_bytes > limits.max_bytes:
-            what = f"{artifact} has {manifest.size_bytes} bytes, the limit here is {limits.max_bytes}"
-            raise Refused(Reason.TOO_LARGE, what)
+            problem = f"{artifact} has {manifest.size_bytes} bytes, the limit here is {limits.max_bytes}"
+            raise Refused(Reason.TOO_LARGE, problem)
         progress.begin("fetching", manifest.size_bytes)
         if threads == 1:
             for entry in manifest.files:
@@ -153,8 +153,8 @@ class _Download:
             have = _size(part)
             idle_s = 0.0 if have != had else idle_s + self.limits.pause_s
             if idle_s >= self.limits.stalled_s:
-                held = f"another process has held it for {self.limits.stalled_s:g} s without a byte more"
-                raise Unavailable(f"{digest} from {self.depot.url}: {held}")
+                problem = f"another process has held it for {self.limits.stalled_s:g} s without a byte more"
+                raise Unavailable(f"{digest} from {self.depot.url}: {problem}")
             had = have
             self.pause(self.limits.pause_s)
 

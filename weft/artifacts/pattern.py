@@ -75,18 +75,18 @@ def _with_lookaround(tokens: list[str], text: str, budget: Budget) -> Callable[[
 
 def _check_language(tokens: list[str], text: str) -> None:
     """Refuse what RE2 and `re` do not read alike. Raises PatternError."""
-    before = ""
+    previous = ""
     for part in tokens:
         if part[0] == "\\":
             wrong = not _ESCAPE.fullmatch(part)
         elif part[0] == "[" and len(part) > 1:
             wrong = not _SET.fullmatch(part) or any(mark in part[1:] for mark in ("[", "--", "&&", "||", "~~"))
         elif part[0] == "{":
-            wrong = not _REPEAT.fullmatch(part) or before in _ANCHORS
+            wrong = not _REPEAT.fullmatch(part) or previous in _ANCHORS
         else:
             wrong = (part[:2] == "(?" and part != "(?:" and part not in LOOKAROUNDS) or (
-                part in "*+?" and before in _ANCHORS
+                part in "*+?" and previous in _ANCHORS
             )
         if wrong:
             raise PatternError(f"{part[:20]!r} is not supported, in {text[:60]!r}")
-        before = part
+        previous = part

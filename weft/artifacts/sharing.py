@@ -56,7 +56,7 @@ class SharedUse:
                 if path.name != self.name and (lines := _lines_of_living(path)) is not None:
                     alive.add(path.name)
                     words += [line.split() for line in lines]
-            yield Needs(*({name for of, name in words if of == kind} for kind in ("blob", "artifact"))), alive
+            yield Needs(*({name for word, name in words if word == kind} for kind in ("blob", "artifact"))), alive
 
     @contextlib.contextmanager
     def download(self, name: str, waiting: Waiting) -> Generator[None]:
@@ -89,19 +89,19 @@ def _lines_of_living(path: Path) -> list[str] | None:
         return None
 
 
-def _try_lock(descriptor: int, how: int) -> bool:
+def _try_lock(descriptor: int, operation: int) -> bool:
     try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
 @contextlib.contextmanager
-def _locked(path: Path, how: int) -> Generator[None]:
+def _locked(path: Path, operation: int) -> Generator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, operation)
         yield
     finally:
         os.close(descriptor)

@@ -76,7 +76,7 @@ def verdict_of(
     return AdapterVerdict(
         rank=max(module.rank for module in modules),
         alpha=config.alpha,
-        target_modules=tuple(name for of in spec.family.modules if (name := of.partition(".")[2]) in changed),
+        target_modules=tuple(name for module in spec.family.modules if (name := module.partition(".")[2]) in changed),
         size_bytes=size_bytes,
         dtype=dtype_name({tensor.dtype for module in modules for tensor in (module.a, module.b)}),
         base_model=config.base_model or "",
@@ -87,21 +87,21 @@ def verdict_of(
 def _differences(config: AdapterConfig, modules: tuple[AdaptedModule, ...], spec: ModelSpec) -> Iterator[str]:
     """List what the configuration says of modules, by their names in training, and the tensors do not bear out."""
     adapted = {module.trained for module in modules}
-    within = modules[0].trained.removesuffix(modules[0].module.removeprefix(INNER))
-    linear = [(within + name.removeprefix(INNER), layer) for name, layer, _ in linear_modules(spec)]
+    prefix = modules[0].trained.removesuffix(modules[0].module.removeprefix(INNER))
+    linear = [(prefix + name.removeprefix(INNER), layer) for name, layer, _ in linear_modules(spec)]
     if config.selects is not None:
         selected = {name for name, layer in linear if config.selects(name, layer)}
-        if more := adapted - selected:
-            yield f"the file has {some_of(more)}, which adapter_config.json does not select: served as the file has it"
+        if extra := adapted - selected:
+            yield f"the file has {some_of(extra)}, which adapter_config.json does not select: served as the file has it"
         if fewer := selected - adapted:
             yield f"the file has nothing for {some_of(fewer)}, which adapter_config.json selects"
-    known = {name.split(".", at)[at] for name, _ in linear for at in range(name.count(".") + 1)}
-    if strange := {quoted(name) for name in config.target_names if name not in known}:
+    module_names = {name.split(".", at)[at] for name, _ in linear for at in range(name.count(".") + 1)}
+    if strange := {quoted(name) for name in config.target_names if name not in module_names}:
         yield f"target_modules has names of no linear layer that is adapted here: {some_of(strange)}"
     patterns = [*config.ranks, *config.alphas]
     if unread := [quoted(pattern.key) for pattern in patterns if pattern.matches is None]:
         yield f"keys of rank_pattern that are not evaluated here (ranks are those of the tensors): {some_of(unread)}"
-    if idle := [quoted(one.key) for one in patterns if one.matches and not any(map(one.matches, adapted))]:
+    if idle := [quoted(entry.key) for entry in patterns if entry.matches and not any(map(entry.matches, adapted))]:
         yield f"keys of rank_pattern or alpha_pattern that no module of the file matches: {some_of(idle)}"
 
 

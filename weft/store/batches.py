@@ -97,10 +97,10 @@ async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bo
         query = select(*_SHOWN).where(BatchRow.namespace == page.namespace)
         if page.after:
             anchor = select(BatchRow.created_unix_ms).where(*_is(page.namespace, page.after))
-            since = (await connection.execute(anchor)).scalar_one_or_none()
-            if since is None:
+            anchor_unix_ms = (await connection.execute(anchor)).scalar_one_or_none()
+            if anchor_unix_ms is None:
                 raise _no_batch(page.after)
-            query = query.where(files.behind(page, BatchRow.created_unix_ms, BatchRow.batch_id, since))
+            query = query.where(files.behind(page, BatchRow.created_unix_ms, BatchRow.batch_id, anchor_unix_ms))
         rows = (
             await connection.execute(files.order_page(page, query, BatchRow.created_unix_ms, BatchRow.batch_id))
         ).all()
@@ -172,9 +172,9 @@ async def mark_failed(
 
     async def write(connection: AsyncConnection) -> None:
         await fencing_terms.hold(connection, ROLE, term)
-        known = json.dumps([asdict(error) for error in errors])
+        errors_json = json.dumps([asdict(error) for error in errors])
         await _change(
-            connection, batch_id, status=BatchStatus.FAILED, failed_unix_ms=now_unix_ms, errors=known, failed=0
+            connection, batch_id, status=BatchStatus.FAILED, failed_unix_ms=now_unix_ms, errors=errors_json, failed=0
         )
 
     await transact(engine, write)
@@ -215,9 +215,9 @@ async def finished_lines(engine: AsyncEngine, batch_id: str) -> list[int]:
 async def results(engine: AsyncEngine, batch_id: str, *, pages_of: int = 200) -> AsyncIterator[tuple[int, bool, bytes]]:
     """Yield (line, succeeded, record) of every result, in the lines' order. Raises StoreUnavailable."""
     row = BatchResultRow
-    after = 0
+    last_line = 0
     while True:
-        query = select(row.line, row.succeeded, row.record).where(row.batch_id == batch_id, row.line > after)
+        query = select(row.line, row.succeeded, row.record).where(row.batch_id == batch_id, row.line > last_line)
 
         async def read(connection: AsyncConnection, query: Any = query) -> list[Any]:
             return list((await connection.execute(query.order_by(row.line).limit(pages_of))).all())
@@ -227,7 +227,7 @@ async def results(engine: AsyncEngine, batch_id: str, *, pages_of: int = 200) ->
             yield line, succeeded, record
         if len(page) < pages_of:
             return
-        after = page[-1].line
+        last_line = page[-1].line
 
 
 async def begin_finalizing(
@@ -291,8 +291,8 @@ async def drop_results(engine: AsyncEngine, batch_id: str) -> None:
 
 async def ended_with_results(engine: AsyncEngine) -> list[str]:
     """List batches that have ended, whose results are not deleted yet. Raises StoreUnavailable."""
-    kept = select(BatchResultRow.batch_id).distinct()
-    query = select(BatchRow.batch_id).where(BatchRow.status.in_(_ENDED), BatchRow.batch_id.in_(kept))
+    with_results = select(BatchResultRow.batch_id).distinct()
+    query = select(BatchRow.batch_id).where(BatchRow.status.in_(_ENDED), BatchRow.batch_id.in_(with_results))
 
     async def read(connection: AsyncConnection) -> list[str]:
         return list((await connection.execute(query)).scalars())
@@ -302,10 +302,10 @@ async def ended_with_results(engine: AsyncEngine) -> list[str]:
 
 async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
     """Delete batches that ended and were made before; their files stay. Returns how many went."""
-    gone = delete(BatchRow).where(BatchRow.status.in_(_ENDED), BatchRow.created_unix_ms < before_unix_ms)
+    statement = delete(BatchRow).where(BatchRow.status.in_(_ENDED), BatchRow.created_unix_ms < before_unix_ms)
 
     async def write(connection: AsyncConnection) -> int:
-        return (await connection.execute(gone)).rowcount
+        return (await connection.execute(statement)).rowcount
 
     return await transact(engine, write)
 
@@ -380,7 +380,7 @@ _SHOWN: tuple[Any, ...] = tuple(
 
 
 def _job(row: Any) -> BatchJob:
-    same: Any = {name: getattr(row, name) for name in _SAME}
+    columns: Any = {name: getattr(row, name) for name in _SAME}
     times: Any = {f"{name}_unix_s": getattr(row, f"{name}_unix_ms") // 1000 for name in _TIMES}
     errors = tuple(BatchError(**error) for error in json.loads(row.errors))
-    return BatchJob(status=BatchStatus(row.status), errors=errors, metadata=json.loads(row.tags), **same, **times)
+    return BatchJob(status=BatchStatus(row.status), errors=errors, metadata=json.loads(row.tags), **columns, **times)

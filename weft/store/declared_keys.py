@@ -59,16 +59,16 @@ async def declare(engine: AsyncEngine, new: Declaration, *, now_unix_ms: int) ->
     async def write(connection: AsyncConnection) -> DeclaredKey | Refusal:
         await _withdraw(connection, new.owner, now_unix_ms, but=new.key_hash)
         query = select(ApiKeyRow.__table__).where(ApiKeyRow.key_hash == new.key_hash).with_for_update()
-        known = (await connection.execute(query)).mappings().first()
-        if known is None:
+        stored = (await connection.execute(query)).mappings().first()
+        if stored is None:
             key_id = await _insert(connection, new, now_unix_ms)
-        elif known["owner"] != new.owner:
+        elif stored["owner"] != new.owner:
             return Refusal.TAKEN
-        elif known["revoked_unix_ms"] is not None and not known["withdrawn"]:
+        elif stored["revoked_unix_ms"] is not None and not stored["withdrawn"]:
             return Refusal.REVOKED
         else:
-            key_id = known["key_id"]
-            await _update(connection, known, new)
+            key_id = stored["key_id"]
+            await _update(connection, stored, new)
         rule = replace(new.limits, subject=f"key/{key_id}", model=EVERY_MODEL, spent_until_unix_ms=0)
         await _set_limits(connection, rule, now_unix_ms)
         return DeclaredKey(key_id, replace(new, note=new.note[:MAX_NOTE], limits=rule), revoked=False)
@@ -83,7 +83,7 @@ async def withdraw(engine: AsyncEngine, owner: str, *, now_unix_ms: int) -> None
 
 async def all_declared(engine: AsyncEngine) -> list[DeclaredKey]:
     """List every declared key in force (or expired), and those that a person has revoked. Raises StoreUnavailable."""
-    known = select(ApiKeyRow.__table__).where(
+    declared = select(ApiKeyRow.__table__).where(
         ApiKeyRow.owner != "", or_(ApiKeyRow.revoked_unix_ms.is_(None), ~ApiKeyRow.withdrawn)
     )
     rules = select(LimitRow.subject, *(getattr(LimitRow, name) for name in _LIMITS)).where(
@@ -94,7 +94,7 @@ async def all_declared(engine: AsyncEngine) -> list[DeclaredKey]:
         by_subject = {
             row["subject"]: LimitRule(**row, model=EVERY_MODEL) for row in (await connection.execute(rules)).mappings()
         }
-        rows = (await connection.execute(known.order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id))).mappings()
+        rows = (await connection.execute(declared.order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id))).mappings()
         return [_declared(row, by_subject) for row in rows]
 
     return await transact(engine, read)
@@ -110,12 +110,12 @@ def _declared(row: Any, rules: dict[str, LimitRule]) -> DeclaredKey:
 
 async def _withdraw(connection: AsyncConnection, owner: str, now_unix_ms: int, *, but: str = "") -> None:
     mine = (ApiKeyRow.owner == owner, ApiKeyRow.key_hash != but, ApiKeyRow.revoked_unix_ms.is_(None))
-    gone = (
+    revocation = (
         update(ApiKeyRow)
         .where(*mine)
         .values(revoked_unix_ms=now_unix_ms, withdrawn=True, changes=ApiKeyRow.changes + 1)
     )
-    for (key_id,) in (await connection.execute(gone.returning(ApiKeyRow.key_id))).all():
+    for (key_id,) in (await connection.execute(revocation.returning(ApiKeyRow.key_id))).all():
         await limits.put_within(connection, LimitRule(f"key/{key_id}", EVERY_MODEL), now_unix_ms=now_unix_ms)
 
 
@@ -129,11 +129,11 @@ async def _insert(connection: AsyncConnection, new: Declaration, now_unix_ms: in
             return key_id
 
 
-async def _update(connection: AsyncConnection, known: Any, new: Declaration) -> None:
-    wanted = {**_granted(new), "revoked_unix_ms": None, "withdrawn": False}
-    if any(known[name] != value for name, value in wanted.items()):
-        mine = update(ApiKeyRow).where(ApiKeyRow.key_id == known["key_id"])
-        await connection.execute(mine.values(**wanted, changes=ApiKeyRow.changes + 1))
+async def _update(connection: AsyncConnection, stored: Any, new: Declaration) -> None:
+    columns = {**_granted(new), "revoked_unix_ms": None, "withdrawn": False}
+    if any(stored[name] != value for name, value in columns.items()):
+        mine = update(ApiKeyRow).where(ApiKeyRow.key_id == stored["key_id"])
+        await connection.execute(mine.values(**columns, changes=ApiKeyRow.changes + 1))
 
 
 async def _set_limits(connection: AsyncConnection, rule: LimitRule, now_unix_ms: int) -> None:

@@ -79,5 +79,5 @@ class StoreBusy(StoreUnavailable):
 class DatabaseDamaged(StoreUnavailable):
     """The content of SQLite's file is not what it should be."""
 
-    def __init__(self, found: str) -> None:
-        super().__init__(f"{found}: stop the process, put a backup in the file's place, and start it again")
+    def __init__(self, damage: str) -> None:
+        super().__init__(f"{damage}: stop the process, put a backup in the file's place, and start it again")

@@ -19,8 +19,8 @@ async def highest(engine: AsyncEngine, role: str = ROLE) -> int:
     """Read the highest term of a role; 0 before the first, and where none can be above. Raises StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> int:
-        found = await connection.execute(select(TermRow.term).where(TermRow.role == role, TermRow.term < MAX_TERM))
-        return found.scalar_one_or_none() or 0
+        row = await connection.execute(select(TermRow.term).where(TermRow.role == role, TermRow.term < MAX_TERM))
+        return row.scalar_one_or_none() or 0
 
     return await transact(engine, read)
 
@@ -30,8 +30,8 @@ async def raise_to(engine: AsyncEngine, term: int) -> None:
 
     async def write(connection: AsyncConnection) -> None:
         insert = insert_into(connection, TermRow)
-        known = TermRow.term.between(insert.excluded["term"], MAX_TERM - 1)
-        higher = case((known, TermRow.term), else_=insert.excluded["term"])
+        is_higher = TermRow.term.between(insert.excluded["term"], MAX_TERM - 1)
+        higher = case((is_higher, TermRow.term), else_=insert.excluded["term"])
         upsert = insert.on_conflict_do_update(index_elements=[TermRow.role], set_={"term": higher})
         await connection.execute(upsert, {"role": ROLE, "term": term})
 

@@ -106,10 +106,10 @@ async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], 
             query = query.where(FileRow.purpose == page.purpose.value)
         if page.after:
             anchor = select(FileRow.created_unix_ms).where(*_is(page.namespace, page.after))
-            since = (await connection.execute(anchor)).scalar_one_or_none()
-            if since is None:
+            anchor_unix_ms = (await connection.execute(anchor)).scalar_one_or_none()
+            if anchor_unix_ms is None:
                 raise no_file(page.after)
-            query = query.where(behind(page, FileRow.created_unix_ms, FileRow.file_id, since))
+            query = query.where(behind(page, FileRow.created_unix_ms, FileRow.file_id, anchor_unix_ms))
         rows = (await connection.execute(order_page(page, query, FileRow.created_unix_ms, FileRow.file_id))).all()
         return [_stored(row) for row in rows[: page.limit]], len(rows) > page.limit
 
@@ -132,12 +132,12 @@ async def mark_deleting(engine: AsyncEngine, term: int, namespace: str, file_id:
     return await transact(engine, write)
 
 
-async def list_abandoned(engine: AsyncEngine, *, before_unix_ms: int, most: int = 100) -> list[str]:
+async def list_abandoned(engine: AsyncEngine, *, before_unix_ms: int, max_files: int = 100) -> list[str]:
     """List files whose bytes are to be deleted: marked so, or begun before `before_unix_ms` and never whole."""
     left = or_(FileRow.state == DELETING, and_(FileRow.state == WRITING, FileRow.created_unix_ms < before_unix_ms))
 
     async def read(connection: AsyncConnection) -> list[str]:
-        return list((await connection.execute(select(FileRow.file_id).where(left).limit(most))).scalars())
+        return list((await connection.execute(select(FileRow.file_id).where(left).limit(max_files))).scalars())
 
     return await transact(engine, read)
 
@@ -165,17 +165,17 @@ async def forget(engine: AsyncEngine, file_ids: Collection[str]) -> None:
     await transact(engine, write)
 
 
-def behind(page: Page, created: Any, row_id: Any, since: int) -> ColumnElement[bool]:
+def behind(page: Page, created: Any, row_id: Any, anchor_unix_ms: int) -> ColumnElement[bool]:
     """The condition of the rows behind the row `page.after`, made at `since`, in a list."""
     if page.oldest_first:
-        return or_(created > since, and_(created == since, row_id > page.after))
-    return or_(created < since, and_(created == since, row_id < page.after))
+        return or_(created > anchor_unix_ms, and_(created == anchor_unix_ms, row_id > page.after))
+    return or_(created < anchor_unix_ms, and_(created == anchor_unix_ms, row_id < page.after))
 
 
 def order_page(page: Page, query: Any, created: Any, row_id: Any) -> Any:
     """Order a page's rows, and ask for one row more than it has, which says whether there are more."""
-    by = (created, row_id) if page.oldest_first else (created.desc(), row_id.desc())
-    return query.order_by(*by).limit(page.limit + 1)
+    order = (created, row_id) if page.oldest_first else (created.desc(), row_id.desc())
+    return query.order_by(*order).limit(page.limit + 1)
 
 
 def no_file(file_id: str) -> Absent:

@@ -94,8 +94,8 @@ async def revoke(engine: AsyncEngine, key_id: str, *, now_unix_ms: int) -> bool:
     async def write(connection: AsyncConnection) -> bool:
         await connection.execute(mine.where(ApiKeyRow.revoked_unix_ms.is_(None)).values(revoked_unix_ms=now_unix_ms))
         await connection.execute(mine.where(ApiKeyRow.withdrawn).values(withdrawn=False))  # not to be taken back
-        known = await connection.execute(select(ApiKeyRow.key_id).where(ApiKeyRow.key_id == key_id))
-        return known.first() is not None
+        key_row = await connection.execute(select(ApiKeyRow.key_id).where(ApiKeyRow.key_id == key_id))
+        return key_row.first() is not None
 
     return await transact(engine, write)
 

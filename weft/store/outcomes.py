@@ -47,8 +47,8 @@ async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
     """
 
     async def write(connection: AsyncConnection) -> int:
-        gone = await connection.execute(delete(OutcomeRow).where(OutcomeRow.stored_unix_ms < before_unix_ms))
-        return gone.rowcount
+        deletion = await connection.execute(delete(OutcomeRow).where(OutcomeRow.stored_unix_ms < before_unix_ms))
+        return deletion.rowcount
 
     return await transact(engine, write)
 
@@ -77,10 +77,10 @@ async def _add(
     table: type[UsageRow | KeyUsageRow],
     keys: tuple[str, ...],
     outcomes: Iterable[Outcome],
-    others: tuple[str, ...] = (),
+    further_columns: tuple[str, ...] = (),
 ) -> None:
     """Add outcomes to the rows of a table that have their `keys`; a new row has `others` too."""
-    columns = (*keys, *others)
+    columns = (*keys, *further_columns)
     sums: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
     for outcome in outcomes:
         day = _day(outcome.finished_unix_ms)

@@ -18,7 +18,13 @@ MAX_DEPTH = 1_000  # responses of one conversation
 
 
 async def keep(
-    engine: AsyncEngine, new: KeptResponse, *, now_unix_ms: int, expires_unix_ms: int, most: int, max_bytes: int
+    engine: AsyncEngine,
+    new: KeptResponse,
+    *,
+    now_unix_ms: int,
+    expires_unix_ms: int,
+    max_responses: int,
+    max_bytes: int,
 ) -> None:
     """Keep a response until it expires; of a namespace the newest `most` are kept.
 
@@ -41,7 +47,7 @@ async def keep(
         if stored + len(new.body) > max_bytes:
             raise files.over_bytes(stored + len(new.body), max_bytes)
         await connection.execute(insert(ResponseRow).values(row))
-        oldest = (await connection.execute(newest.offset(most).limit(1))).scalar_one_or_none()
+        oldest = (await connection.execute(newest.offset(max_responses).limit(1))).scalar_one_or_none()
         if oldest is not None:
             await connection.execute(delete(ResponseRow).where(of_tenant, ResponseRow.created_unix_ms <= oldest))
 
@@ -70,28 +76,28 @@ async def conversation(engine: AsyncEngine, namespace: str, response_id: str, *,
     columns = ResponseRow.response_id, ResponseRow.previous_id, ResponseRow.body_bytes
     last = select(*columns, literal(1).label("depth")).where(*_named(namespace, response_id), unexpired)
     chain = last.cte("chain", recursive=True)
-    before = select(*columns, chain.c.depth + 1).where(
+    previous = select(*columns, chain.c.depth + 1).where(
         ResponseRow.response_id == chain.c.previous_id,
         ResponseRow.namespace == namespace,
         unexpired,
         chain.c.depth <= MAX_DEPTH,
     )
-    chain = chain.union_all(before)
+    chain = chain.union_all(previous)
     about = select(chain.c.response_id, chain.c.previous_id, chain.c.body_bytes).order_by(chain.c.depth)
 
     async def read(connection: AsyncConnection) -> list[bytes]:
-        found = (await connection.execute(about)).all()
-        if not found:
+        chain_rows = (await connection.execute(about)).all()
+        if not chain_rows:
             raise absent(response_id)
-        if len(found) > MAX_DEPTH or sum(row.body_bytes for row in found) > MAX_CONVERSATION_BYTES:
+        if len(chain_rows) > MAX_DEPTH or sum(row.body_bytes for row in chain_rows) > MAX_CONVERSATION_BYTES:
             raise Conflict(f"the conversation of response {response_id} is too long to be continued; send its items")
-        if missing := found[-1].previous_id:
+        if missing := chain_rows[-1].previous_id:
             raise absent(missing)
         bodies = select(ResponseRow.response_id, ResponseRow.body).join(
             chain, chain.c.response_id == ResponseRow.response_id
         )
         by_id: dict[str, bytes] = {row.response_id: row.body for row in await connection.execute(bodies)}
-        return [by_id[row.response_id] for row in reversed(found)]
+        return [by_id[row.response_id] for row in reversed(chain_rows)]
 
     return await transact(engine, read)
 

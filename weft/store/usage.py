@@ -28,7 +28,7 @@ class DailyUsage:
 
 
 async def since(
-    engine: AsyncEngine, day: date, *, namespace: str = "", by_key: bool = False, most: int | None = None
+    engine: AsyncEngine, day: date, *, namespace: str = "", by_key: bool = False, max_rows: int | None = None
 ) -> list[DailyUsage]:
     """Read usage from `day` on, by day, namespace and model. `namespace`: "" for all.
 
@@ -39,7 +39,7 @@ async def since(
     if namespace:
         query = query.where(row.namespace == namespace)
     order = (row.day, row.namespace, row.model_name, *((KeyUsageRow.key_id,) if by_key else ()))
-    query = query.order_by(*order).limit(most)
+    query = query.order_by(*order).limit(max_rows)
 
     async def read(connection: AsyncConnection) -> list[DailyUsage]:
         return [DailyUsage(**row) for row in (await connection.execute(query)).mappings()]
@@ -60,15 +60,15 @@ async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ())
     names = sorted(by_model)
 
     async def read(connection: AsyncConnection) -> dict[str, dict[str, int]]:
-        found = defaultdict[str, dict[str, int]](dict)
+        sums = defaultdict[str, dict[str, int]](dict)
         queries = [totals]
         queries += [
             of_models.where(row.namespace.in_(names[i : i + MAX_NAMES])) for i in range(0, len(names), MAX_NAMES)
         ]
         for query in queries:
             for namespace, model, count in await connection.execute(query):
-                found[namespace][model] = int(count)
-        return found
+                sums[namespace][model] = int(count)
+        return sums
 
     return await transact(engine, read)
 
@@ -82,12 +82,12 @@ async def tokens_of_keys(engine: AsyncEngine, day: date, key_ids: Collection[str
     used = row.prompt_tokens + row.completion_tokens
 
     async def read(connection: AsyncConnection) -> dict[str, dict[str, int]]:
-        found = defaultdict[str, dict[str, int]](lambda: {"": 0})
+        sums = defaultdict[str, dict[str, int]](lambda: {"": 0})
         for i in range(0, len(names), MAX_NAMES):
             query = select(row.key_id, row.model_name, used).where(row.day == day)
             for key_id, model, count in await connection.execute(query.where(row.key_id.in_(names[i : i + MAX_NAMES]))):
-                found[key_id][model] = count
-                found[key_id][""] += count
-        return found
+                sums[key_id][model] = count
+                sums[key_id][""] += count
+        return sums
 
     return await transact(engine, read)

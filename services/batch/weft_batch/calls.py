@@ -42,10 +42,10 @@ Answer = TypeVar("Answer")
 def _answered(call: Callable[["BatchCalls", Asked], Awaitable[Answer]]) -> Any:
     """Make a call of the contract, whose refusals are statuses."""
 
-    async def answer(self: "BatchCalls", asked: Asked, context: Context) -> Answer:
+    async def answer(self: "BatchCalls", request: Asked, context: Context) -> Answer:
         async with self.answering(context):
-            with in_turn_of(getattr(asked, "namespace", PLATFORM)):
-                return await call(self, asked)
+            with in_turn_of(getattr(request, "namespace", PLATFORM)):
+                return await call(self, request)
         raise AssertionError("the call was aborted")
 
     return answer
@@ -127,7 +127,7 @@ class BatchCalls(BatchServicer):
         limits, now = self._server.limits, now_unix_ms()
         new, expires = codec.RESPONSE.decode(request), now + 3_600_000 * limits.response_hours
         await responses.keep(
-            self._server.engine, new, now_unix_ms=now, expires_unix_ms=expires, most=limits.tenant_responses,
+            self._server.engine, new, now_unix_ms=now, expires_unix_ms=expires, max_responses=limits.tenant_responses,
             max_bytes=limits.tenant_bytes,
         )  # fmt: skip
         return pb.KeepResponseAnswer()

@@ -34,7 +34,7 @@ def stored(namespace: str, succeeded: Iterable[bool]) -> None:
         RESULTS.labels(label(namespace), "succeeded" if ok else "failed").inc(results)
 
 
-def update(machine: Batches, before: LineCounters) -> LineCounters:
+def update(machine: Batches, previous: LineCounters) -> LineCounters:
     """Set the gauges from the core; add what its counters grew by since `before`. Returns the counters now."""
     GATEWAYS.set(machine.gateways())
     shown = {name: Counts(asdict(NamespaceFigures())) for name in (*NAMESPACES.names, OTHER)}
@@ -45,6 +45,6 @@ def update(machine: Batches, before: LineCounters) -> LineCounters:
         for state, lines in figures.items():
             LINES.labels(name, state).set(lines)
     now = LineCounters(*astuple(machine.counters))
-    for counter, value, old in zip((GIVEN, RETRIED, RELEASED, LOST), astuple(now), astuple(before), strict=True):
+    for counter, value, old in zip((GIVEN, RETRIED, RELEASED, LOST), astuple(now), astuple(previous), strict=True):
         counter.inc(value - old)
     return now

@@ -115,8 +115,8 @@ class OutputFiles:
         if file.buffered >= WRITE_BYTES:
             await self._flush(file)
 
-    async def _begin(self, file_id: str, what: str) -> None:
-        new = NewFile(self._namespace, f"{self._batch.batch_id}_{what}.jsonl", Purpose.BATCH_OUTPUT)
+    async def _begin(self, file_id: str, suffix: str) -> None:
+        new = NewFile(self._namespace, f"{self._batch.batch_id}_{suffix}.jsonl", Purpose.BATCH_OUTPUT)
         await files.begin(self._engine, self._term, new, file_id, now_unix_ms=now_unix_ms(), max_files=0)
 
     async def _flush(self, file: _File) -> None:

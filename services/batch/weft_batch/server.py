@@ -141,8 +141,8 @@ class BatchServer:
     def _handle(self, event: machine.Event, now: float) -> Iterator[machine.Effect]:
         """Give what follows from an event. Once it is performed, lines of a batch for a gateway leave together."""
         yield from self.core.handle(event, now)
-        given, self._given = self._given, defaultdict(list)
-        for (peer, batch_id), lines in given.items():
+        lines_by_gateway, self._given = self._given, defaultdict(list)
+        for (peer, batch_id), lines in lines_by_gateway.items():
             if (batch := self._open.get(batch_id)) and (stream := self._streams.get(peer)):
                 self._spawn(self._send_lines(stream, batch, lines))
 
@@ -155,8 +155,8 @@ class BatchServer:
                     stream.outbox.put(effect.message)
             case machine.StoreResult(result):
                 custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
-                of = answer_record if isinstance(result, LineResult) else failure_record
-                self._writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
+                to_record = answer_record if isinstance(result, LineResult) else failure_record
+                self._writer.put(to_record(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
             case machine.Validate():
                 self._spawn(self._validate(effect.batch_id))
             case machine.Finalize():
@@ -182,7 +182,7 @@ class BatchServer:
         if shared:
             work.append(self._watch_term())
         self._shell.observe_after(UPDATE_EVERY_S, self._observe)
-        running = [asyncio.create_task(self._fenced(one)) for one in work]
+        running = [asyncio.create_task(self._fenced(coroutine)) for coroutine in work]
         try:
             await self._closed.wait()
         finally:
@@ -311,7 +311,7 @@ class BatchServer:
         batch.end_span(status)
         self.handle(machine.BatchGone(batch.job.batch_id))
 
-    async def _until_done(self, what: str, batch: _OpenBatch, work: Callable[[], Awaitable[None]]) -> None:
+    async def _until_done(self, failure: str, batch: _OpenBatch, work: Callable[[], Awaitable[None]]) -> None:
         """Repeat the work in its tenant's turns, with bounded pauses, while store or storage cannot be used.
 
         Raises Superseded.
@@ -326,7 +326,7 @@ class BatchServer:
                 self.met_full(error)
             except (StoreUnavailable, Conflict, StorageError) as error:
                 metrics.STORE_FAILURES.inc()
-                log.error(what, extra=kv(batch_id=batch.job.batch_id, pause_s=pause_s, error=error))
+                log.error(failure, extra=kv(batch_id=batch.job.batch_id, pause_s=pause_s, error=error))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -372,12 +372,12 @@ class BatchServer:
         for _, numbers in groupby(lines, batch.input.index.block):
             numbers = list(numbers)
             try:
-                found = await self._lines.block(batch.input, numbers[0])
+                raw_lines = await self._lines.block(batch.input, numbers[0])
             except StorageError as error:
                 log.warning("lines not read", extra=kv(batch_id=batch_id, line=numbers[0], error=error))
                 released += [LineReleased(batch_id, line, "its input cannot be read now") for line in numbers]
                 continue
-            read_all = partial(_read_lines, found, numbers, batch.job.endpoint)
+            read_all = partial(_read_lines, raw_lines, numbers, batch.job.endpoint)
             for line, read in await parse_piece(self._pieces, batch.namespace, read_all):
                 if isinstance(read, GoodLine):
                     runs.append(RunLine(batch_id, line, *about, read.body, traceparent))

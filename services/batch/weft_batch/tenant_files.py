@@ -58,7 +58,7 @@ class TenantFiles:
 
         Raises PeerError, OverQuota, Conflict, Superseded, StoreUnavailable, StorageError.
         """
-        file_id, limits, size, whole = draw_file_id(), self._limits, 0, False
+        file_id, limits, size, is_complete = draw_file_id(), self._limits, 0, False
         writer = self._storage.writer(file_id)
         try:
             stored = await files.begin(
@@ -68,18 +68,18 @@ class TenantFiles:
             async for chunk in parts:
                 if isinstance(chunk, NewFile):
                     raise PeerError("an upload has one header")
-                whole = not chunk
+                is_complete = not chunk
                 if len(start) < MAGIC_BYTES and (packed := compression(start := (start + chunk)[:MAGIC_BYTES])):
                     raise PeerError(f"the file is packed with {packed}; send the JSON lines themselves")
                 size += len(chunk)
                 metrics.UPLOADED_BYTES.inc(len(chunk))
-                others = self._count_upload(new.namespace, len(chunk)) - size
+                other_uploads = self._count_upload(new.namespace, len(chunk)) - size
                 if size > limits.max_file_bytes:
                     raise OverQuota(f"the file is larger than {limits.max_file_bytes} bytes")
-                if stored + others + size > limits.tenant_bytes:
-                    raise files.over_bytes(stored + others + size, limits.tenant_bytes)
+                if stored + other_uploads + size > limits.tenant_bytes:
+                    raise files.over_bytes(stored + other_uploads + size, limits.tenant_bytes)
                 await run_to_end(asyncio.to_thread(writer.write, chunk))
-            if not whole:  # a call that is cancelled ends like any other
+            if not is_complete:  # a call that is cancelled ends like any other
                 raise PeerError("the upload broke off")
             await run_to_end(asyncio.to_thread(writer.close))
             return await files.complete(self._engine, self._term, file_id, size, max_bytes=limits.tenant_bytes)
@@ -121,30 +121,30 @@ class TenantFiles:
 
     async def _remove(self, file_ids: Collection[str]) -> None:
         """Delete the bytes, then the rows that name them. What fails is swept later."""
-        gone = await asyncio.to_thread(self._delete_bytes, file_ids)
+        deleted = await asyncio.to_thread(self._delete_bytes, file_ids)
         try:
-            await files.forget(self._engine, gone)
+            await files.forget(self._engine, deleted)
         except StoreUnavailable as error:
             metrics.STORE_FAILURES.inc()
-            log.warning("files not forgotten yet", extra=kv(files=len(gone), error=error))
+            log.warning("files not forgotten yet", extra=kv(files=len(deleted), error=error))
 
     def _delete_bytes(self, file_ids: Collection[str]) -> list[str]:
         """Delete the bytes of files. Returns the files whose bytes are gone."""
-        gone = list[str]()
+        deleted = list[str]()
         for file_id in file_ids:
             try:
                 self._storage.delete(file_id)
-                gone.append(file_id)
+                deleted.append(file_id)
             except StorageError as error:
                 metrics.STORE_FAILURES.inc()
                 log.warning("file not deleted yet", extra=kv(file_id=file_id, error=error))
-        return gone
+        return deleted
 
     async def delete(self, namespace: str, file_id: str) -> StoredFile:
         """Delete a file. Raises Absent, Conflict, Superseded, StoreUnavailable."""
-        gone = await files.mark_deleting(self._engine, self._term, namespace, file_id)
-        await self._remove([gone.file_id])
-        return gone
+        file = await files.mark_deleting(self._engine, self._term, namespace, file_id)
+        await self._remove([file.file_id])
+        return file
 
     async def sweep(self, before_unix_ms: int) -> None:
         """Delete what was marked, and what was begun before that time and never whole. Raises StoreUnavailable."""

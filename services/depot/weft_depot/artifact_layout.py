@@ -101,14 +101,14 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
         names = [name for name in names if not name.startswith(_SECOND_COPY)]
     weights = [name for name in names if name.endswith(".safetensors")]
     if pickles and not weights:
-        why = f"{min(pickles)} is a pickle, which can run code when it is opened; save the weights as safetensors"
-        raise Refused(Reason.UNSAFE_FORMAT, why)
+        reason = f"{min(pickles)} is a pickle, which can run code when it is opened; save the weights as safetensors"
+        raise Refused(Reason.UNSAFE_FORMAT, reason)
     required = FILES if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
     for name in required:
         if name not in names:
-            found = ", ".join(sorted(names)[:MAX_NAMED_FILES]) + (", ..." if len(names) > MAX_NAMED_FILES else "")
+            available = ", ".join(sorted(names)[:MAX_NAMED_FILES]) + (", ..." if len(names) > MAX_NAMED_FILES else "")
             raise Refused(
-                Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}{_HELP.get(name, '')}"
+                Reason.MISSING_FILE, f"{name} is not there; found: {available or 'no files'}{_HELP.get(name, '')}"
             )
     if not weights:
         raise Refused(Reason.MISSING_FILE, "no *.safetensors is there")
@@ -116,9 +116,9 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
         if name not in weights and files.sizes[name] > MAX_TEXT_BYTES:
             raise Refused(Reason.TOO_LARGE, f"{name} has {files.sizes[name]} bytes, the limit is {MAX_TEXT_BYTES}")
     total = sum(files.sizes[name] for name in names)
-    most = limits.adapter_bytes if kind == "adapter" else limits.model_bytes
-    if total > most or len(weights) > MAX_WEIGHT_FILES:
-        raise Refused(Reason.TOO_LARGE, f"{len(names)} files of {total} bytes, the limit is {most} bytes")
+    max_bytes = limits.adapter_bytes if kind == "adapter" else limits.model_bytes
+    if total > max_bytes or len(weights) > MAX_WEIGHT_FILES:
+        raise Refused(Reason.TOO_LARGE, f"{len(names)} files of {total} bytes, the limit is {max_bytes} bytes")
     return tuple(sorted(names))
 
 
@@ -151,8 +151,8 @@ def read_shape(files: Files) -> ModelSpec:
 def template_fault(text: bytes, base: Files) -> str:
     """Explain what is wrong with a chat template in place of those of a base; "" for nothing."""
     files = {name: raw for name, raw in _template_files(base).items() if name != NAMED_FILE}
-    found = _template_verdict(lambda: template_of({**files, TEMPLATE_FILE: text}), "", "")
-    return found.get("fault", "")
+    verdict = _template_verdict(lambda: template_of({**files, TEMPLATE_FILE: text}), "", "")
+    return verdict.get("fault", "")
 
 
 def check_upload(files: Files) -> None:
@@ -176,8 +176,8 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
     strange: list[str] = []
 
     def own() -> ChatTemplate | None:
-        template, found = adapter_template(_template_files(files), {}, base.token_of)
-        strange.extend(found)
+        template, strange_texts = adapter_template(_template_files(files), {}, base.token_of)
+        strange.extend(strange_texts)
         return template
 
     template = _template_verdict(own, "Adapter", "Base")
@@ -213,15 +213,15 @@ def _template_files(files: Files) -> dict[str, bytes]:
     return {name: _text(files, name, MAX_TEXT_BYTES) for name in TEMPLATE_FILES if name in files.sizes}
 
 
-def _template_verdict(read: Callable[[], ChatTemplate | None], own: str, other: str) -> dict[str, str]:
+def _template_verdict(read: Callable[[], ChatTemplate | None], owner: str, default_owner: str) -> dict[str, str]:
     """Judge whose chat template counts, and its fault: it does not compile or fails on the smallest conversation."""
     try:
         if (template := read()) is None:
-            return {"from": other}
+            return {"from": default_owner}
         template.check()
     except TemplateFault as error:
-        return {"from": own, "fault": str(error)[:MAX_FAULT_CHARS]}
-    return {"from": own}
+        return {"from": owner, "fault": str(error)[:MAX_FAULT_CHARS]}
+    return {"from": owner}
 
 
 def reader(files: Files) -> Read:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.credentials import is_namespace, is_object_name, where
+from weft_depot.credentials import is_namespace, is_object_name, quoted_name
 
 
 class ConfigMaps(Protocol):
@@ -23,7 +23,7 @@ class NoConfigMaps:
     def read(self, namespace: str, name: str) -> str:
         raise Refused(
             Reason.CONFIG_MAP_FORBIDDEN,
-            f"ConfigMap {where(namespace, name)} is not read: this depot was started with --config-maps none; "
+            f"ConfigMap {quoted_name(namespace, name)} is not read: this depot was started with --config-maps none; "
             "give the text itself (from: Inline), or start it with --config-maps kubernetes",
         )
 
@@ -32,4 +32,4 @@ def check_names(namespace: str, name: str) -> None:
     """Check that both can be names of a namespace and a ConfigMap: they become paths. Raises
     Refused(ConfigMapMissing)."""
     if not is_namespace(namespace) or not is_object_name(name):
-        raise Refused(Reason.CONFIG_MAP_MISSING, f"{where(namespace, name)} is no name of a ConfigMap")
+        raise Refused(Reason.CONFIG_MAP_MISSING, f"{quoted_name(namespace, name)} is no name of a ConfigMap")

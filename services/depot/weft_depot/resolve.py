@@ -121,8 +121,8 @@ class Resolver:
         assert request.base is not None, "requests were checked"
         base = self._held_base(request.base, lease)
         check_uri(request)
-        given = request.text
-        text = given if given is not None else self.config_maps.read(request.namespace, request.path)
+        inline_text = request.text
+        text = inline_text if inline_text is not None else self.config_maps.read(request.namespace, request.path)
         raw = text.encode("utf-8", "surrogatepass")
         manifest = build_manifest("template", [FileEntry(TEMPLATE_FILE, hashlib.sha256(raw).hexdigest(), len(raw))])
         if self._held(manifest.digest, lease) is None:
@@ -204,9 +204,9 @@ class Resolver:
             for name in files.sizes:
                 staged.copy(files, name, ctx.step, expected.get(name))
             manifest = staged.manifest(ctx.request.kind)
-            before, ctx.last_read = ctx.last_read, manifest.digest
+            previous, ctx.last_read = ctx.last_read, manifest.digest
             # Read twice with the same bytes, and not written meanwhile: what changed are links, an owner or a mode.
-            unchanged = snapshot.unchanged(manifest.digest == before)
+            unchanged = snapshot.unchanged(manifest.digest == previous)
             if not unchanged or staged.sizes != files.sizes or not staged.check_expected(expected):
                 raise _Changed
             ctx.validate(staged)
@@ -278,8 +278,8 @@ class ResolveContext:
     def check_digest(self, manifest: Manifest) -> None:
         request = self.request
         if request.digest and request.digest != manifest.digest:
-            why = f"{request.uri} has {manifest.digest}, the request asks for {request.digest}"
-            raise Refused(Reason.DIGEST_MISMATCH, why)
+            reason = f"{request.uri} has {manifest.digest}, the request asks for {request.digest}"
+            raise Refused(Reason.DIGEST_MISMATCH, reason)
 
 
 class _Changed(Exception):

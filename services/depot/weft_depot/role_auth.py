@@ -29,9 +29,9 @@ class RoleMiddleware:
         self._app, self._roles = app, roles
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and (why := refusal(self._roles, callers(scope["path"]), scope["path"])):
+        if scope["type"] == "http" and (reason := refusal(self._roles, callers(scope["path"]), scope["path"])):
             status = 403 if self._roles else 401
-            await JSONResponse({"reason": "PermissionDenied", "message": why}, status)(scope, receive, send)
+            await JSONResponse({"reason": "PermissionDenied", "message": reason}, status)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -70,16 +70,16 @@ def build_app(
         operation_id = depot.submit(await _body(request, ResolveRequest.parse))
         if operation_id is None:
             return _busy("resolve", 429, "too many resolves wait; try again later")
-        found = await depot.wait(operation_id, wait_s, for_end=True) if wait_s else None
-        if found is not None and found.finished:  # most sources have not changed: one round trip is enough
-            return JSONResponse(_to_json(operation_id, found))
+        status = await depot.wait(operation_id, wait_s, for_end=True) if wait_s else None
+        if status is not None and status.finished:  # most sources have not changed: one round trip is enough
+            return JSONResponse(_to_json(operation_id, status))
         return JSONResponse({"operation": operation_id}, 202)
 
     async def operation(request: Request) -> Response:
         operation_id: str = request.path_params["id"]
-        found = await depot.wait(operation_id, _wait_s(request))
+        status = await depot.wait(operation_id, _wait_s(request))
         unknown = {"reason": "UnknownOperation", "message": "forgotten or never started"}
-        return JSONResponse(_to_json(operation_id, found)) if found else JSONResponse(unknown, 404)
+        return JSONResponse(_to_json(operation_id, status)) if status else JSONResponse(unknown, 404)
 
     async def operations(_: Request) -> Response:
         return JSONResponse({"operations": [_progress(*job) for job in depot.under_way(MAX_LISTED)]})
@@ -99,9 +99,9 @@ def build_app(
             raise UnknownDigest(digest, "this blob folder") from error
 
     async def retain(request: Request) -> Response:
-        wanted = await _body(request, RetainRequest.model_validate_json)
+        body = await _body(request, RetainRequest.model_validate_json)
         try:
-            return JSONResponse({"removed": await depot.retain(wanted.digests)})
+            return JSONResponse({"removed": await depot.retain(body.digests)})
         except LeadershipLost as error:
             return _busy("retain", 503, f"another depot acts: {error}")
 
@@ -132,11 +132,11 @@ def build_app(
 
     async def changed(request: Request) -> Response:
         wait_s, loop = _wait_s(request), asyncio.get_running_loop()
-        asked, until = await _body(request, ChangedRequest.model_validate_json), loop.time() + wait_s
-        while not (found := await depot.changed(asked.watches)) and loop.time() + WATCH_S <= until:
+        body, deadline = await _body(request, ChangedRequest.model_validate_json), loop.time() + wait_s
+        while not (watches := await depot.changed(body.watches)) and loop.time() + WATCH_S <= deadline:
             if await _left_within(request, WATCH_S):
                 break
-        return JSONResponse({"changed": found})
+        return JSONResponse({"changed": watches})
 
     return Starlette(
         routes=[
@@ -211,8 +211,8 @@ async def _body(request: Request, parse: Callable[[bytes], Body]) -> Body:
     """Read a body of JSON only: a web page may send other types anywhere, but JSON only after a preflight request."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != JSON:
-        what = f"Content-Type is {quoted(media_type)}, it has to be {JSON}"
-        raise _BadRequest(what, status=415, reason="NotJson")
+        problem = f"Content-Type is {quoted(media_type)}, it has to be {JSON}"
+        raise _BadRequest(problem, status=415, reason="NotJson")
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
@@ -253,13 +253,13 @@ def _to_json(operation_id: str, status: OperationStatus) -> dict[str, Any]:
 
 
 def _progress(operation_id: str, request: ResolveRequest, progress: ByteProgress) -> dict[str, Any]:
-    what, done, total = progress.now
-    sizes = {"doing": what or "waiting", "doneBytes": done, "totalBytes": total}
+    activity, done, total = progress.now
+    sizes = {"doing": activity or "waiting", "doneBytes": done, "totalBytes": total}
     return {"id": operation_id, "kind": request.kind, "uri": request.uri, "namespace": request.namespace, **sizes}
 
 
-def _busy(what: str, status: int, message: str) -> JSONResponse:
-    metrics.TURNED_AWAY.labels(what).inc()
+def _busy(call: str, status: int, message: str) -> JSONResponse:
+    metrics.TURNED_AWAY.labels(call).inc()
     return JSONResponse({"reason": "Busy", "message": message}, status, {"retry-after": "1"})
 
 

@@ -136,9 +136,9 @@ class Depot:
                         break
         return self.operations.find(operation_id)
 
-    def under_way(self, most: int) -> list[tuple[str, ResolveRequest, ByteProgress]]:
+    def under_way(self, limit: int) -> list[tuple[str, ResolveRequest, ByteProgress]]:
         """List unfinished resolves, the eldest first: id, request, bytes."""
-        return [(job.operation_id, job.request, job.progress) for job in islice(self._unfinished.values(), most)]
+        return [(job.operation_id, job.request, job.progress) for job in islice(self._unfinished.values(), limit)]
 
     async def upload(self, namespace: str, pieces: AsyncIterator[Piece]) -> Manifest | None:
         """Publish the adapter that a form has; None when too many operations are under way.
@@ -286,10 +286,10 @@ class Depot:
     def _checked(self, host: str, changed: list[str]) -> None:
         self._checks.pop(host).changed.set_result(changed)
 
-    def _changed(self, operation_id: str, after: OperationStatus) -> None:
-        self.operations.change(operation_id, after, self._now())
+    def _changed(self, operation_id: str, status: OperationStatus) -> None:
+        self.operations.change(operation_id, status, self._now())
         self._changes.pop(operation_id).set()
-        if after.finished:
+        if status.finished:
             self._unfinished.pop(operation_id, None)
         else:
             self._changes[operation_id] = asyncio.Event()

@@ -91,8 +91,8 @@ class StagedFiles:
             if expected_sha256.get(name, actual) != actual:
                 if writer.resumed_bytes:
                     return False
-                why = f"{name}: the source promised sha256:{expected_sha256[name]} and sent sha256:{actual}"
-                raise Refused(Reason.DIGEST_MISMATCH, why)
+                reason = f"{name}: the source promised sha256:{expected_sha256[name]} and sent sha256:{actual}"
+                raise Refused(Reason.DIGEST_MISMATCH, reason)
         return True
 
     def manifest(self, kind: Kind) -> Manifest:

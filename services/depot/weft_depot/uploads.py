@@ -41,8 +41,8 @@ class UnnamedUploads:
         async for piece in pieces:
             if isinstance(piece, bytes):
                 self._bytes[namespace] += len(piece)
-                _, before = self._uploads.get(operation, (namespace, 0))
-                self._uploads[operation] = namespace, before + len(piece)
+                _, previous_bytes = self._uploads.get(operation, (namespace, 0))
+                self._uploads[operation] = namespace, previous_bytes + len(piece)
                 if self._bytes[namespace] > self._max_bytes:
                     raise DepotFull(
                         f"expected at most {self._max_bytes} bytes of uploads that no adapter of namespace "
@@ -108,6 +108,6 @@ def _publish(resolver: Resolver, namespace: str, staged: StagedFiles, lease: Lea
     manifest = staged.manifest("adapter")
     staged.publish(manifest, lease)
     uri = f"{SCHEME}:{manifest.digest}"
-    known = CachedResolution("adapter", source_key(uri, namespace), uri, manifest.digest, manifest.digest)
-    resolver.resolutions.add(known, durable=True)  # whose it is, is kept nowhere else
+    resolution = CachedResolution("adapter", source_key(uri, namespace), uri, manifest.digest, manifest.digest)
+    resolver.resolutions.add(resolution, durable=True)  # whose it is, is kept nowhere else
     return manifest

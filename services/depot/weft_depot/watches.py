@@ -57,7 +57,7 @@ class Watches:
 
     def by_host(self, watches: Iterable[str]) -> dict[str | None, list[str]]:
         """Sort watches by the host whose files they are on; None: unknown watches."""
-        found: dict[str | None, list[str]] = {}
+        watches_by_host: dict[str | None, list[str]] = {}
         now = self._now()
         with self._lock:
             for watch in watches:
@@ -65,8 +65,8 @@ class Watches:
                 if state:
                     self._states.put(watch, state, now)
                 host = state.host if state else OWN_DISK if is_digest(watch) else None
-                found.setdefault(host, []).append(watch)
-        return found
+                watches_by_host.setdefault(host, []).append(watch)
+        return watches_by_host
 
     def changed(self, watches: Iterable[str]) -> list[str]:
         """List the watches whose state is no more. Blocks as the file system does; raises OSError of the depot's own

@@ -123,7 +123,7 @@ Effect = Validate | Give | Send | StoreResult | Finalize
 class LineCounters:
     """Counts of what has happened since the process started."""
 
-    given: int = 0
+    sent: int = 0
     retried: int = 0
     released: int = 0
     lost: int = 0
@@ -243,16 +243,16 @@ class Batches:
         return len(self._gateways)
 
     def namespaces(self) -> dict[str, NamespaceFigures]:
-        found: defaultdict[str, NamespaceFigures] = defaultdict(NamespaceFigures)
+        by_namespace: defaultdict[str, NamespaceFigures] = defaultdict(NamespaceFigures)
         for book in self._books.values():
-            figures = found[book.namespace]
+            figures = by_namespace[book.namespace]
             figures.batches += 1
             if book.total is not None and book.ending is None:
                 flying, storing = len(book.flying), len(book.storing)
                 figures.waiting += book.total - book.finished_lines - flying - storing
                 figures.running += flying
                 figures.storing += storing
-        return found
+        return by_namespace
 
     # ------------------------------------------------------------------------------------------ batches
 
@@ -262,7 +262,7 @@ class Batches:
         book = self._books[event.batch_id] = _Book(event.batch_id, event.namespace, event.order)
         if event.ending is not None:
             self._end(book, event.ending, effects)
-            self._settle(book, effects, known=True)
+            self._settle(book, effects, unread=True)
             return
         self._timers.set(("expire", book.batch_id), event.expires_s)
         effects.append(Validate(book.batch_id))
@@ -282,8 +282,8 @@ class Batches:
         if book.ending is not None:
             return
         book.ending = ending
-        for what in ("expire", "wait"):
-            self._timers.clear((what, book.batch_id))
+        for timer in ("expire", "wait"):
+            self._timers.clear((timer, book.batch_id))
         cancelled: defaultdict[Peer, list[int]] = defaultdict(list)
         for line, peer in book.flying.items():
             self._gateways[peer].flying.discard((book.batch_id, line))
@@ -295,10 +295,10 @@ class Batches:
         self._unready(book)
         self._settle(book, effects)
 
-    def _settle(self, book: _Book, effects: list[Effect], *, known: bool = False) -> None:
+    def _settle(self, book: _Book, effects: list[Effect], *, unread: bool = False) -> None:
         """Order a batch's files where nothing of it is left to wait for. `known`: an ending whose input needs no
         reading."""
-        if book.finalized or book.storing or (book.total is None and not known):
+        if book.finalized or book.storing or (book.total is None and not unread):
             return
         complete = book.total is not None and book.finished_lines == book.total
         if complete and book.ending in (None, BatchStatus.EXPIRED):
@@ -310,13 +310,13 @@ class Batches:
     def _drop(self, batch_id: str) -> None:
         book = self._books.pop(batch_id, None)
         assert book is None or book.finalized or book.total is None, "a batch that is gone has ended, or never began"
-        for what in ("expire", "wait"):
-            self._timers.clear((what, batch_id))
+        for timer in ("expire", "wait"):
+            self._timers.clear((timer, batch_id))
 
     def _due(self, now: float, effects: list[Effect]) -> None:
         while (key := self._timers.take_due(now)) is not None:
-            what, batch_id = key
-            if what == "expire":
+            timer, batch_id = key
+            if timer == "expire":
                 self._end(self._books[batch_id], BatchStatus.EXPIRED, effects)
             else:
                 self._refresh(self._books[batch_id], now)
@@ -385,19 +385,19 @@ class Batches:
             history = book.history.setdefault(line, _History())
             history.losses += 1
             if history.losses >= LOSSES:
-                why = f"{LOSSES} gateways were lost while they ran the line"
-                self._store(book, line, LineFailed(batch_id, line, "gateway_lost", why), len(why), effects)
+                reason = f"{LOSSES} gateways were lost while they ran the line"
+                self._store(book, line, LineFailed(batch_id, line, "gateway_lost", reason), len(reason), effects)
             else:
                 self._wait_again(book, line, now)
         del self._gateways[peer]
 
     def _wait_again(self, book: _Book, line: int, now: float) -> None:
         history = book.history.setdefault(line, _History())
-        when, history.pause_s = now + history.pause_s, min(max(PAUSE_S, 2 * history.pause_s), MAX_PAUSE_S)
-        self._back_at(book, line, when, now)
+        due_s, history.pause_s = now + history.pause_s, min(max(PAUSE_S, 2 * history.pause_s), MAX_PAUSE_S)
+        self._back_at(book, line, due_s, now)
 
-    def _back_at(self, book: _Book, line: int, when: float, now: float) -> None:
-        heapq.heappush(book.back, (when, line))
+    def _back_at(self, book: _Book, line: int, due_s: float, now: float) -> None:
+        heapq.heappush(book.back, (due_s, line))
         self._refresh(book, now)
 
     # ------------------------------------------------------------------------------------------ whose turn it is
@@ -434,7 +434,7 @@ class Batches:
             book.flying[line] = peer
             gateway.flying.add((book.batch_id, line))
             self._out += 1
-            self.counters.given += 1
+            self.counters.sent += 1
             self._refresh(book, now)
             effects.append(Give(peer, book.batch_id, line))
 
@@ -466,8 +466,8 @@ class Batches:
             out += len(book.flying) + len(book.storing)
             stored_bytes += sum(book.storing.values())
         flying = {(book.batch_id, line): peer for book in self._books.values() for line, peer in book.flying.items()}
-        held = {line: peer for peer, gateway in self._gateways.items() for line in gateway.flying}
-        assert flying == held, "batches and gateways disagree on which lines run"
+        at_gateways = {line: peer for peer, gateway in self._gateways.items() for line in gateway.flying}
+        assert flying == at_gateways, "batches and gateways disagree on which lines run"
         assert (out, stored_bytes) == (self._out, self._storing_bytes), "the sums of what is out are wrong"
         assert out <= self._limit, f"{out} lines are out, the limit is {self._limit}"
 

@@ -112,25 +112,25 @@ def read_line(raw: bytes, endpoint: str, max_line_bytes: int) -> GoodLine | BadL
         message = f"expected at most {MAX_CONTAINERS} arrays and objects; each [ and {{ counts, also inside of texts"
         return BadLine(None, "too_many_values", message)
     try:
-        given = parse_object(raw, max_bytes=max_line_bytes)
+        record = parse_object(raw, max_bytes=max_line_bytes)
     except JsonError as error:
         return BadLine(None, "invalid_json_line", f"the line is not a JSON object: {error}")
-    custom_id = given.get("custom_id")
+    custom_id = record.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         return BadLine(None, "missing_required_parameter", "custom_id has to be a text that is not empty", "custom_id")
     if len(custom_id) > MAX_CUSTOM_ID:
-        why = f"custom_id has {len(custom_id)} characters, at most {MAX_CUSTOM_ID} are allowed"
-        return BadLine(custom_id[:MAX_CUSTOM_ID], "invalid_custom_id", why, "custom_id")
-    return _request(custom_id, given, endpoint)
+        reason = f"custom_id has {len(custom_id)} characters, at most {MAX_CUSTOM_ID} are allowed"
+        return BadLine(custom_id[:MAX_CUSTOM_ID], "invalid_custom_id", reason, "custom_id")
+    return _request(custom_id, record, endpoint)
 
 
-def _request(custom_id: str, given: JsonObject, endpoint: str) -> GoodLine | BadLine:
-    if given.get("method") != "POST":
-        return BadLine(custom_id, "invalid_method", f"method is {quoted(given.get('method'))}, not 'POST'", "method")
-    if given.get("url") != endpoint:
-        why = f"url is {quoted(given.get('url'))}, the batch's endpoint is {endpoint!r}"
-        return BadLine(custom_id, "invalid_url", why, "url")
-    body = given.get("body")
+def _request(custom_id: str, record: JsonObject, endpoint: str) -> GoodLine | BadLine:
+    if record.get("method") != "POST":
+        return BadLine(custom_id, "invalid_method", f"method is {quoted(record.get('method'))}, not 'POST'", "method")
+    if record.get("url") != endpoint:
+        reason = f"url is {quoted(record.get('url'))}, the batch's endpoint is {endpoint!r}"
+        return BadLine(custom_id, "invalid_url", reason, "url")
+    body = record.get("body")
     if not isinstance(body, dict):
         return BadLine(custom_id, "missing_required_parameter", "body has to be an object", "body")
     if not isinstance(body.get("model"), str) or not body["model"]:  # pyright: ignore[reportUnknownMemberType]
@@ -231,8 +231,8 @@ class InputReader:
     def failure(self) -> list[BatchError]:
         """Explain why no line runs; empty: lines run."""
         if self._too_many:
-            why = f"the file has more than {self._max_lines} lines"
-            return [BatchError("too_many_lines", why, self._max_lines + 1)]
+            reason = f"the file has more than {self._max_lines} lines"
+            return [BatchError("too_many_lines", reason, self._max_lines + 1)]
         if self._lines.too_many_blank_lines:
             message = f"the file has more than {self._max_blank_lines} empty lines; remove them"
             return [BatchError("too_many_blank_lines", message, self._lines.next_line)]
@@ -261,5 +261,5 @@ class InputReader:
         earlier = self._ids.setdefault(blake2b(read.custom_id.encode(), digest_size=16).digest(), line)
         if earlier == line or isinstance(read, BadLine):
             return read
-        why = f"custom_id {quoted(read.custom_id)} is already that of line {earlier}"
-        return BadLine(read.custom_id, "duplicate_custom_id", why, "custom_id")
+        reason = f"custom_id {quoted(read.custom_id)} is already that of line {earlier}"
+        return BadLine(read.custom_id, "duplicate_custom_id", reason, "custom_id")

@@ -41,28 +41,28 @@ class Operations:
         self._by_key[key], self._keys[operation_id] = operation_id, key
         return True
 
-    def change(self, operation_id: str, after: OperationStatus, now: float) -> OperationStatus:
+    def change(self, operation_id: str, status: OperationStatus, now: float) -> OperationStatus:
         """Take an operation a step further. It keeps its verdict."""
-        before = self._unfinished[operation_id]
-        assert after.state in _NEXT[before.state], f"{before.state} -> {after.state}"
-        after = replace(after, verdict=before.verdict if after.verdict is None else after.verdict)
-        if after.finished:
+        previous = self._unfinished[operation_id]
+        assert status.state in _NEXT[previous.state], f"{previous.state} -> {status.state}"
+        status = replace(status, verdict=previous.verdict if status.verdict is None else status.verdict)
+        if status.finished:
             del self._unfinished[operation_id], self._by_key[self._keys.pop(operation_id)]
-            self._finished[operation_id] = after, now
+            self._finished[operation_id] = status, now
         else:
-            self._unfinished[operation_id] = after
-        return after
+            self._unfinished[operation_id] = status
+        return status
 
     def forget(self, now: float) -> list[str]:
         """Drop finished operations that are too old or too many; returns their ids."""
-        gone: list[str] = []
+        forgotten: list[str] = []
         for operation_id, (_, finished_at) in self._finished.items():  # the oldest first: one that is kept ends it
-            if len(self._finished) - len(gone) <= self._max_finished and now - finished_at < self._keep_s:
+            if len(self._finished) - len(forgotten) <= self._max_finished and now - finished_at < self._keep_s:
                 break
-            gone.append(operation_id)
-        for operation_id in gone:
+            forgotten.append(operation_id)
+        for operation_id in forgotten:
             del self._finished[operation_id]
-        return gone
+        return forgotten
 
     def counts(self) -> dict[State, int]:
         """Count operations by state."""

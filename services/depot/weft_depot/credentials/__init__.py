@@ -28,9 +28,9 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """The entries of one Secret. `where` names it for people: namespace/name."""
+    """The entries of one Secret. `name` is `namespace/name`, quoted for messages."""
 
-    where: str
+    name: str
     values: Mapping[str, bytes] = field(repr=False)
 
     @property
@@ -56,8 +56,8 @@ class Secret:
             raise self.invalid(f"its key {key!r} is empty, too long, or holds signs that no credential has")
         return value.decode()
 
-    def invalid(self, why: str) -> Refused:
-        return Refused(Reason.SECRET_INVALID, f"Secret {self.where}: {why}")
+    def invalid(self, reason: str) -> Refused:
+        return Refused(Reason.SECRET_INVALID, f"Secret {self.name}: {reason}")
 
 
 class Secrets(Protocol):
@@ -74,12 +74,12 @@ class NoSecrets:
     def read(self, namespace: str, name: str) -> Secret:
         raise Refused(
             Reason.SECRET_FORBIDDEN,
-            f"Secret {where(namespace, name)} is not read: this depot was started with --secrets none; "
+            f"Secret {quoted_name(namespace, name)} is not read: this depot was started with --secrets none; "
             "remove credentialsRef, or start it with --secrets kubernetes or a folder",
         )
 
 
-def where(namespace: str, name: str) -> str:
+def quoted_name(namespace: str, name: str) -> str:
     """Name a Secret for people: `namespace/name`."""
     return quoted(f"{namespace}/{name}", 200).strip("'\"")
 
@@ -89,7 +89,7 @@ def check_names(namespace: str, name: str) -> None:
     if not is_namespace(namespace) or not is_object_name(name):
         raise Refused(
             Reason.SECRET_INVALID,
-            f"Secret {where(namespace, name)}: credentialsRef.name is the name of a Secret in the same namespace "
+            f"Secret {quoted_name(namespace, name)}: credentialsRef.name is the name of a Secret in the same namespace "
             "(lower-case letters, digits, '-' and '.')",
         )
 

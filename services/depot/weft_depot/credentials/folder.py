@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.credentials import MAX_VALUE_BYTES, Secret, check_names, where
+from weft_depot.credentials import MAX_VALUE_BYTES, Secret, check_names, quoted_name
 
 MAX_KEYS = 64
 
@@ -20,7 +20,7 @@ class FolderSecrets:
         """Read a Secret. Raises Refused: SecretMissing, SecretForbidden, SecretInvalid."""
         check_names(namespace, name)
         folder = self._root / namespace / name
-        called = where(namespace, name)
+        called = quoted_name(namespace, name)
         try:
             paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
             return Secret(called, {path.name: _value(path, called) for path in paths[:MAX_KEYS]})
@@ -50,5 +50,5 @@ def _check_mode(mode: int, key: str, called: str) -> None:
     if not stat.S_ISREG(mode):
         raise Refused(Reason.SECRET_INVALID, f"Secret {called}: {key!r} is no regular file")
     if mode & 0o077:
-        why = f"others may read the file {key!r} (mode {stat.S_IMODE(mode):o}); chmod 600 it"
-        raise Refused(Reason.SECRET_FORBIDDEN, f"Secret {called}: {why}")
+        reason = f"others may read the file {key!r} (mode {stat.S_IMODE(mode):o}); chmod 600 it"
+        raise Refused(Reason.SECRET_FORBIDDEN, f"Secret {called}: {reason}")

@@ -18,7 +18,7 @@ from weft.chat_template import TEMPLATE_FILE
 from weft.process import CannotStart
 from weft.trust import accept_private_authorities
 from weft_depot import config_maps
-from weft_depot.credentials import Secret, check_names, where
+from weft_depot.credentials import Secret, check_names, quoted_name
 
 if TYPE_CHECKING:  # its import takes a second of CPU time: only who reads Secrets waits for it
     from kubernetes.client import CoreV1Api
@@ -40,14 +40,14 @@ class KubernetesSecrets:
     def read(self, namespace: str, name: str) -> Secret:
         """Read a Secret. Raises Refused (SecretMissing, SecretForbidden, SecretInvalid), Unavailable."""
         check_names(namespace, name)
-        called = where(namespace, name)
+        called = quoted_name(namespace, name)
         try:
-            found: Any = self._api.read_namespaced_secret(name, namespace, _request_timeout=(CONNECT_S, READ_S))
+            secret: Any = self._api.read_namespaced_secret(name, namespace, _request_timeout=(CONNECT_S, READ_S))
         except ApiException as error:
             raise _refused(error, "Secret", namespace, name) from None  # its text quotes the whole answer
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _silent(error, "Secret", called) from None
-        return Secret(called, {key: _decoded(value, key, called) for key, value in (found.data or {}).items()})
+        return Secret(called, {key: _decoded(value, key, called) for key, value in (secret.data or {}).items()})
 
 
 class KubernetesConfigMaps:
@@ -59,16 +59,16 @@ class KubernetesConfigMaps:
     def read(self, namespace: str, name: str) -> str:
         """Read a ConfigMap's entry. Raises Refused (ConfigMapMissing, ConfigMapForbidden), Unavailable."""
         config_maps.check_names(namespace, name)
-        called = where(namespace, name)
+        called = quoted_name(namespace, name)
         try:
-            found: Any = self._api.read_namespaced_config_map(name, namespace, _request_timeout=(CONNECT_S, READ_S))
+            entry: Any = self._api.read_namespaced_config_map(name, namespace, _request_timeout=(CONNECT_S, READ_S))
         except ApiException as error:
             raise _refused(error, "ConfigMap", namespace, name) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _silent(error, "ConfigMap", called) from None
-        if not (text := (found.data or {}).get(TEMPLATE_FILE)):
-            why = f"ConfigMap {called} has no text under {TEMPLATE_FILE} in its data"
-            raise Refused(Reason.CONFIG_MAP_MISSING, why)
+        if not (text := (entry.data or {}).get(TEMPLATE_FILE)):
+            reason = f"ConfigMap {called} has no text under {TEMPLATE_FILE} in its data"
+            raise Refused(Reason.CONFIG_MAP_MISSING, reason)
         return text
 
 
@@ -102,7 +102,7 @@ def _silent(error: Exception, kind: str, called: str) -> Unavailable:
 
 
 def _refused(error: ApiException, kind: Literal["Secret", "ConfigMap"], namespace: str, name: str) -> ArtifactError:
-    called, (missing, forbidden) = where(namespace, name), _REASONS[kind]
+    called, (missing, forbidden) = quoted_name(namespace, name), _REASONS[kind]
     if error.status == 404:
         return Refused(
             missing, f"{kind} {called} does not exist; create it in the namespace of the object that names it"
@@ -114,11 +114,11 @@ def _refused(error: ApiException, kind: Literal["Secret", "ConfigMap"], namespac
 
 def _grant(body: str, kind: str, namespace: str, name: str) -> str:
     """Write what gives the depot this one object. The API server's refusal names the depot's account."""
-    found = _ACCOUNT.search(body)
-    account = f"{found[1]}:{found[2]}" if found else "NAMESPACE:SERVICEACCOUNT (of the depot)"
+    match = _ACCOUNT.search(body)
+    account = f"{match[1]}:{match[2]}" if match else "NAMESPACE:SERVICEACCOUNT (of the depot)"
     role, resource = f"weft-depot-{name}"[:63].rstrip("-."), f"{kind.lower()}s"
     return (
-        f"the depot may not read {kind} {where(namespace, name)}; who owns the namespace grants it with: "
+        f"the depot may not read {kind} {quoted_name(namespace, name)}; who owns the namespace grants it with: "
         f"kubectl create role {role} -n {namespace} --verb=get --resource={resource} --resource-name={name} && "
         f"kubectl create rolebinding {role} -n {namespace} --role={role} --serviceaccount={account}"
     )

@@ -134,11 +134,11 @@ class FolderSnapshot:
         return max(identity[3:]) > self._taken_ns - RACY_NS
 
     def _stat_all(self) -> dict[str, Identity]:
-        found: dict[str, Identity] = {}
+        identities: dict[str, Identity] = {}
         for name in self._names:
             with self._root.file(self._folder, name) as file:
-                found[name] = _identity(file)
-        return found
+                identities[name] = _identity(file)
+        return identities
 
 
 def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
@@ -148,8 +148,8 @@ def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
         for number, entry in enumerate(entries):
             if number >= MAX_ENTRIES:
                 raise Refused(Reason.TOO_LARGE, f"{uri[:200]} holds more than {MAX_ENTRIES} entries")
-            wanted = file_filter(entry.name) and is_file_name(entry.name)
-            if wanted and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+            is_selected = file_filter(entry.name) and is_file_name(entry.name)
+            if is_selected and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
                 names.append(entry.name)
     if file_filter(NAMED_FILE) and _is_file_below(fd, NAMED_FILE):
         names.append(NAMED_FILE)

@@ -143,8 +143,8 @@ def _parse_path(path: str) -> tuple[str, str]:
             raise HFValidationError("it has no organisation")
         validate_repo_id("/".join(parts[:2]))
     except HFValidationError as error:
-        why = f"{quoted(uri, 200)} is no repository ({error}); write hf:ORG/NAME or hf:ORG/NAME/FOLDER"
-        raise Refused(Reason.BAD_URI, why) from error
+        reason = f"{quoted(uri, 200)} is no repository ({error}); write hf:ORG/NAME or hf:ORG/NAME/FOLDER"
+        raise Refused(Reason.BAD_URI, reason) from error
     return "/".join(parts[:2]), "".join(f"{part}/" for part in parts[2:])
 
 

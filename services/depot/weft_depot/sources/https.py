@@ -57,8 +57,8 @@ class HttpsSource:
         host = url.removeprefix("https://").partition("/")[0]
         if not any(_allows(entry.lower(), host.lower()) for entry in self._hosts):
             allowed = ", ".join(self._hosts)
-            why = f"the server {quoted(host, 200)} is not allowed here; allowed: {allowed} (--https-hosts of the depot)"
-            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, why)
+            reason = f"the server {quoted(host, 200)} is not allowed here; allowed: {allowed}"
+            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{reason} (--https-hosts of the depot)")
         yield WebSnapshot(WebFolder(self._http, Origin(f"https://{host}", host), url), self._policy, file_filter)
 
 
@@ -93,11 +93,11 @@ class WebSnapshot:
         return True  # another content has another digest than the one that is asked for
 
     def _described(self, names: list[str]) -> dict[str, WebFile]:
-        found = {
+        files = {
             name: self._policy.retry(f"{self._folder.url}{name}", partial(self._folder.describe, name))
             for name in names
         }
-        return {name: file for name, file in found.items() if file}
+        return {name: file for name, file in files.items() if file}
 
     def _shards(self, file_filter: FileFilter) -> list[str]:
         """List the weights that a model's index names. Raises Refused: ConfigInvalid, TooLarge."""
@@ -154,9 +154,9 @@ def folder_url(path: str) -> str:
     host, _, folder = path.removeprefix("//").partition("/")
     folder = unquote(folder.removesuffix("/"))
     try:
-        known = httpx2.URL(f"https://{host}/")
+        base = httpx2.URL(f"https://{host}/")
         usable = (
-            path.startswith("//") and bool(known.host) and not known.userinfo and known.netloc.decode() == host.lower()
+            path.startswith("//") and bool(base.host) and not base.userinfo and base.netloc.decode() == host.lower()
         )
     except httpx2.InvalidURL:
         usable = False

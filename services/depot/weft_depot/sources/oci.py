@@ -101,8 +101,8 @@ class OciSource:
         origin = self._origins.get(reference.host.lower())
         if origin is None:
             allowed = ", ".join(sorted(self._origins)) or "none"
-            why = f"the registry {quoted(reference.host, 200)} is not allowed here; allowed: {allowed}"
-            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{why} (--oci-registries of the depot)")
+            reason = f"the registry {quoted(reference.host, 200)} is not allowed here; allowed: {allowed}"
+            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{reason} (--oci-registries of the depot)")
         keys = basic_credentials(secret, reference.host)
         yield OciSnapshot(Repository(self._http, origin, reference, keys), self._policy, file_filter)
 
@@ -181,12 +181,12 @@ class Repository:
         scheme, _, rest = challenge.strip().partition(" ")
         if scheme.lower() == "basic" and self._keys:
             return self._keys
-        asked = dict(_CHALLENGE.findall(rest)) if scheme.lower() == "bearer" else {}
-        if "realm" not in asked:
+        parameters = dict(_CHALLENGE.findall(rest)) if scheme.lower() == "bearer" else {}
+        if "realm" not in parameters:
             raise self._forbidden()
         try:
-            query = {name: asked[name] for name in ("service", "scope") if name in asked}
-            url = str(httpx2.URL(asked["realm"]).copy_merge_params(query))
+            query = {name: parameters[name] for name in ("service", "scope") if name in parameters}
+            url = str(httpx2.URL(parameters["realm"]).copy_merge_params(query))
         except (httpx2.InvalidURL, ValueError):
             raise self._forbidden() from None
         headers = {"Authorization": self._keys} if self._keys else {}
@@ -220,8 +220,8 @@ class Repository:
         remedy = "give the Secret of credentialsRef credentials that may pull it"
         if not self._keys:
             remedy = "then name a Secret with credentials in credentialsRef"
-        why = f"{self.reference.uri} does not exist, or is private: {remedy}"
-        return Refused(Reason.SOURCE_FORBIDDEN, why)
+        reason = f"{self.reference.uri} does not exist, or is private: {remedy}"
+        return Refused(Reason.SOURCE_FORBIDDEN, reason)
 
 
 class _Unauthorized(TransientError):
@@ -234,11 +234,11 @@ class _Unauthorized(TransientError):
 
 def parse_reference(path: str) -> Reference:
     """Read `//HOST/REPOSITORY...`. Raises Refused(BadURI)."""
-    found = _REFERENCE.fullmatch(path)
-    if found is None:
-        why = f"{quoted(f'oci:{path}', 200)} names no repository; write oci://HOST/REPOSITORY:TAG"
-        raise Refused(Reason.BAD_URI, why)
-    return Reference(**found.groupdict())
+    match = _REFERENCE.fullmatch(path)
+    if match is None:
+        reason = f"{quoted(f'oci:{path}', 200)} names no repository; write oci://HOST/REPOSITORY:TAG"
+        raise Refused(Reason.BAD_URI, reason)
+    return Reference(**match.groupdict())
 
 
 def parse_manifest(raw: bytes, file_filter: FileFilter, about: str) -> dict[str, FileLayer]:
@@ -252,25 +252,25 @@ def parse_manifest(raw: bytes, file_filter: FileFilter, about: str) -> dict[str,
         raise Refused(Reason.CONFIG_INVALID, f"{about}: the manifest is no JSON: {error}") from error
     layers = value.get("layers")
     if not isinstance(layers, list):
-        what = quoted(value.get("mediaType", "nothing known"), 100)
+        media_type = quoted(value.get("mediaType", "nothing known"), 100)
         raise Refused(
-            Reason.CONFIG_INVALID, f"{about} is {what}; needed is one image manifest with layers ({MANIFEST})"
+            Reason.CONFIG_INVALID, f"{about} is {media_type}; needed is one image manifest with layers ({MANIFEST})"
         )
     rows = cast("list[Any]", layers)
     if len(rows) > MAX_IMAGE_LAYERS:
         raise Refused(Reason.TOO_LARGE, f"{about} has {len(rows)} layers, the limit is {MAX_IMAGE_LAYERS}")
     named = [(title, row) for row in rows if (title := _title(row))]
     if not named:
-        why = f"{about}: no layer has a file name ({TITLE}); push the files with `oras push`"
-        raise Refused(Reason.MISSING_FILE, why)
-    found: dict[str, FileLayer] = {}
+        reason = f"{about}: no layer has a file name ({TITLE}); push the files with `oras push`"
+        raise Refused(Reason.MISSING_FILE, reason)
+    files: dict[str, FileLayer] = {}
     for title, row in named:
         if not is_file_name(title) or not file_filter(title):
             continue
-        if title in found:
+        if title in files:
             raise Refused(Reason.CONFIG_INVALID, f"{about}: two layers are the file {title}")
-        found[title] = _layer(row, about)
-    return found
+        files[title] = _layer(row, about)
+    return files
 
 
 def _title(row: Any) -> str:
@@ -304,8 +304,8 @@ def basic_credentials(secret: Secret | None, host: str) -> str:
         entries = parse_object(raw, max_bytes=len(raw)).get("auths")
     except JsonError as error:
         raise secret.invalid(f"{DOCKER_CONFIG} is no JSON") from error
-    known = cast("dict[str, Any]", entries) if isinstance(entries, dict) else {}
-    entry = next((known[name] for name in _docker_names(host) if isinstance(known.get(name), dict)), None)
+    by_registry = cast("dict[str, Any]", entries) if isinstance(entries, dict) else {}
+    entry = next((by_registry[name] for name in _docker_names(host) if isinstance(by_registry.get(name), dict)), None)
     if entry is None:
         raise secret.invalid(f"{DOCKER_CONFIG} has nothing for {quoted(host, 200)}")
     if isinstance(entry.get("username"), str) and isinstance(entry.get("password"), str):

@@ -108,13 +108,13 @@ class _Ranged(io.RawIOBase):
             )
 
 
-def trimmed(chunks: Iterator[bytes], skip: int, most: int) -> Iterator[bytes]:
+def trimmed(chunks: Iterator[bytes], skip: int, size_bytes: int) -> Iterator[bytes]:
     """Drop the first `skip` bytes, and yield `most` of the rest: for a server that sends another range."""
     for chunk in chunks:
-        kept = chunk[skip : skip + most]
+        part = chunk[skip : skip + size_bytes]
         skip = max(0, skip - len(chunk))
-        most -= len(kept)
-        if kept:
-            yield kept
-        if not most:
+        size_bytes -= len(part)
+        if part:
+            yield part
+        if not size_bytes:
             return

@@ -112,13 +112,13 @@ class BucketSnapshot:
     def _fetch(self, listed: Listed, start: int, end: int) -> Generator[Iterator[bytes]]:
         """Fetch the bytes [start, end) of an object that is still what it was. See `ranged.Fetch`."""
         about = f"s3://{self._place.bucket}/{listed.key}"
-        asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
+        options = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
         with s3_errors(about):
-            found = answer_of(self._client.get_object, Bucket=self._place.bucket, Key=listed.key, **asked)
-            with found["Body"] as raw:
-                if found.get("ETag") != listed.etag:
+            answer = answer_of(self._client.get_object, Bucket=self._place.bucket, Key=listed.key, **options)
+            with answer["Body"] as raw:
+                if answer.get("ETag") != listed.etag:
                     raise Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
-                yield trimmed(_chunks(raw, about), start - _first_byte(found, start), end - start)
+                yield trimmed(_chunks(raw, about), start - _first_byte(answer, start), end - start)
 
     def _list(self) -> dict[str, Listed]:
         """List what is wanted, by plain name."""
@@ -128,7 +128,7 @@ class BucketSnapshot:
         """List the objects right below the prefix, and in the one folder that an artifact may have."""
         uri, prefix = self._place.uri, self._place.prefix
         ends, entries = self._policy.now() + self._policy.grace_s, 0
-        found: dict[str, Listed] = {}
+        objects: dict[str, Listed] = {}
         folders = [prefix]
         for folder in folders:  # of which there are two at the most
             for page in self._pages(folder, ends):
@@ -139,27 +139,27 @@ class BucketSnapshot:
                 for listed in map(_listed, rows):
                     name = listed.key.removeprefix(prefix)
                     if is_file_name(name) and self._file_filter(name):
-                        found[name] = listed
+                        objects[name] = listed
                 if len(folders) == 1 and {"Prefix": prefix + TEMPLATES_FOLDER} in below:
                     folders.append(prefix + TEMPLATES_FOLDER)
         if not entries:
             raise Refused(Reason.SOURCE_NOT_FOUND, f"{uri}: nothing is below this prefix")
-        return found
+        return objects
 
     def _pages(self, prefix: str, ends: float) -> Iterator[Any]:
         """Yield the pages of a listing, which has to end in time and within a number of pages."""
         uri = self._place.uri
-        asked = {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
+        query = {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
         for _ in range(MAX_LIST_PAGES):
             if self._policy.now() > ends:
                 raise Unavailable(f"{uri} cannot be listed: it takes more than {self._policy.grace_s:.0f} s")
             with s3_errors(uri):
-                page: Any = answer_of(self._client.list_objects_v2, **asked, MaxKeys=PAGE)
+                page: Any = answer_of(self._client.list_objects_v2, **query, MaxKeys=PAGE)
             yield page
             if not page.get("IsTruncated"):
                 return
-            asked["ContinuationToken"] = page.get("NextContinuationToken")
-            if not asked["ContinuationToken"]:
+            query["ContinuationToken"] = page.get("NextContinuationToken")
+            if not query["ContinuationToken"]:
                 raise TransientError("its listing goes on and does not say where")
         raise Refused(Reason.TOO_LARGE, f"{uri}: its listing has more than {MAX_LIST_PAGES} pages")
 
@@ -189,10 +189,10 @@ def _chunks(raw: Any, about: str) -> Iterator[bytes]:
             yield chunk
 
 
-def _first_byte(found: Any, start: int) -> int:
+def _first_byte(answer: Any, start: int) -> int:
     """Find where the body starts; a server that does not know ranges sends the whole."""
-    given = str(found.get("ContentRange") or "bytes 0-")
-    first = given.removeprefix("bytes ").partition("-")[0]
+    content_range = str(answer.get("ContentRange") or "bytes 0-")
+    first = content_range.removeprefix("bytes ").partition("-")[0]
     if not first.isdigit() or int(first) > start:
         raise TransientError("another range than was asked for")
     return int(first)

@@ -101,11 +101,11 @@ def source_of(sources: Mapping[str, ArtifactSource], request: ResolveRequest) ->
     source = sources.get(request.scheme)
     if source is None:
         raise Refused(Reason.SCHEME_NOT_ALLOWED, _not_allowed(request.scheme, sources))
-    given = {"revision": request.revision, "endpoint": request.endpoint, "credentialsRef": request.credentials}
-    for option, value in given.items():
+    options = {"revision": request.revision, "endpoint": request.endpoint, "credentialsRef": request.credentials}
+    for option, value in options.items():
         if value and option not in source.accepted_options:
-            taken = ", ".join(sorted(source.accepted_options)) or "no option"
-            raise Refused(Reason.BAD_URI, f"{request.scheme}: takes no {option}; remove it (it takes {taken})")
+            accepted = ", ".join(sorted(source.accepted_options)) or "no option"
+            raise Refused(Reason.BAD_URI, f"{request.scheme}: takes no {option}; remove it (it takes {accepted})")
     return source
 
 
@@ -120,5 +120,5 @@ def relative_parts(path: str, uri: str) -> tuple[str, ...]:
 def _not_allowed(scheme: str, sources: Mapping[str, ArtifactSource]) -> str:
     allowed = ", ".join(f"{name}:" for name in sorted(sources)) or "none"
     needs = {"file": "--file-root", "pvc": "--pvc-root", "https": "--https-hosts"}.get(scheme)
-    how = f" (the depot has no {needs})" if needs else ""
-    return f"{quoted(scheme, 40)} sources are not allowed here{how}; allowed: {allowed}"
+    hint = f" (the depot has no {needs})" if needs else ""
+    return f"{quoted(scheme, 40)} sources are not allowed here{hint}; allowed: {allowed}"
