@@ -56,7 +56,7 @@ class SharedUse:
                 if path.name != self.name and (lines := _lines_of_living(path)) is not None:
                     alive.add(path.name)
                     words += [line.split() for line in lines]
-            yield Needs(*({name for word, name in words if word == kind} for kind in ("blob", "artifact"))), alive
+            yield Needs(*({name for tag, name in words if tag == kind} for kind in ("blob", "artifact"))), alive
 
     @contextlib.contextmanager
     def download(self, name: str, waiting: Waiting) -> Generator[None]:
