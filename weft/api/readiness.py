@@ -1,10 +1,10 @@
-"""Whether an applied object is served or refused, by its own conditions."""
+"""Whether an applied object is served or refused, by its conditions."""
 
 from typing import Any
 
 
 def is_ready(obj: Any) -> bool:
-    """Whether an object is served as desired: an adapter is Ready, a pool is Available or has been scaled to zero."""
+    """Return whether an object is served as desired: an adapter is Ready, a pool is Available or scaled to zero."""
     status = obj.get("status", {})
     condition_type = "Available" if obj["kind"] == "ServingPool" else "Ready"
     current = status.get("observedGeneration") == obj["metadata"]["generation"]
@@ -13,7 +13,7 @@ def is_ready(obj: Any) -> bool:
 
 
 def is_refused(obj: Any) -> bool:
-    """Whether an object was decided against: it will not be ready unless somebody changes something."""
+    """Return whether an object is refused: it cannot become ready without a change by a person."""
     status = obj.get("status", {})
     if status.get("observedGeneration") != obj["metadata"]["generation"]:
         return False
@@ -24,7 +24,7 @@ def is_refused(obj: Any) -> bool:
 
 
 def is_failing(obj: Any) -> bool:
-    """Whether a pool's runners end again and again."""
+    """Return whether a pool's runners end repeatedly."""
     return any(c["reason"] == "CrashLoop" for c in obj.get("status", {}).get("conditions", ()))
 
 
