@@ -1,25 +1,26 @@
-"""Regular expressions with look-around, matched in bounded time: RE2 has none, and Python's `re` may run for years.
+"""Regular expressions with look-around, matched in bounded time. RE2 has no look-around, and Python's `re` may run for
+years.
 
-Whether a name matches needs neither captures nor an order of trials, so all positions are worked on at once (Thompson,
-"Regular Expression Search Algorithm", 1968). Positions are the bits of an integer; a part of the expression maps those
-where it may end to those where it may begin. A look-ahead is the set from where its part can end anywhere; a
-look-behind, whose part has one width, is that set moved by the width. Nothing is tried twice, so an expression has a
-cost, the parts that it runs for one name at most, which is known before any name is seen.
+A match needs neither captures nor an order of trials, so all positions are processed at once (Thompson, "Regular
+Expression Search Algorithm", 1968). Positions are the bits of an integer. A part of the expression maps its possible
+end positions to its possible start positions. A look-ahead is the set of start positions for any end. A look-behind has
+a part of fixed width, and is the set moved by the width. Nothing is tried twice, so the cost of an expression is known
+before any name: the maximum number of parts to run for a name.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MAX_MODULE_NAME_CHARS = 64  # for which costs are reckoned: `model.layers.1023.self_attn.q_proj` has 34
+MAX_MODULE_NAME_CHARS = 64  # the basis of costs: `model.layers.1023.self_attn.q_proj` has 34
 _MAX_DEPTH = 40  # of parentheses
-_SET_COST = 4  # of a set of characters, where a part is 1
+_SET_COST = 4  # of a set of characters; a part costs 1
 LOOKAROUNDS = {
     "(?=": (False, False),
     "(?!": (False, True),
     "(?<=": (True, False),
     "(?<!": (True, True),
-}  # behind, negated
+}  # is_behind, negated
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _BOUNDS = re.compile(r"\{([0-9]+)(,?)([0-9]*)\}")
 
@@ -30,7 +31,7 @@ class LookaroundError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """All positions of a name, before each character and at the end, and those with a character of each set."""
+    """All positions of a name, before each character and at the end, and the positions with a character of each set."""
 
     all: int
     sets: tuple[int, ...]
@@ -41,7 +42,7 @@ _Starts = Callable[[_Name, int], int]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of an expression: positions where it ends -> where it begins. `width`: its characters, if it is fixed."""
+    """A part of an expression. `starts` maps end positions to start positions. `width`: its characters, if fixed."""
 
     starts: _Starts
     width: int | None
@@ -49,7 +50,10 @@ class _Part:
 
 
 def compile_lookaround(tokens: list[str], max_cost: int) -> tuple[Callable[[str], bool], int]:
-    """Whether a whole name (ASCII, without line breaks) matches, and the cost. Raises LookaroundError."""
+    """Compile an expression. Return a function that says whether a whole name (ASCII, no line breaks) matches, and the
+    cost.
+
+    Raises LookaroundError."""
     reader = _Reader(tokens[::-1])
     expression = reader.alternatives()
     if reader.left:
@@ -68,7 +72,7 @@ def compile_lookaround(tokens: list[str], max_cost: int) -> tuple[Callable[[str]
 
 
 def _table(text: str) -> bytes:
-    """Map each character to 1 if it is in a set, written as in an expression."""
+    """Map each character to 1 if it is in a set, given in the syntax of expressions."""
     try:
         pattern = re.compile(text, re.ASCII)
     except re.error as error:
@@ -78,7 +82,7 @@ def _table(text: str) -> bytes:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads tokens, of which the first one is the last of `left`. `sets`: those of characters, by their text."""
+    """A reader of tokens. The first token is the last of `left`. `sets`: index by the text of a set of characters."""
 
     left: list[str]
     sets: dict[str, int] = field(default_factory=dict[str, int])
@@ -141,7 +145,7 @@ class _Reader:
     def _repeated(self, part: _Part) -> _Part:
         if (bounds := self._bounds()) is None:
             return part
-        self._take("?")  # the shorter one first: of the same names
+        self._take("?")  # lazy: the same names match
         if self._bounds():
             raise LookaroundError("multiple repeat")
         return _repeat(part, *bounds)
@@ -165,7 +169,7 @@ class _Reader:
 
 
 def _edges(name: _Name, letters: int) -> int:
-    r"""Positions with a letter (`\w`) on one side alone."""
+    r"""Return the positions with a letter (`\w`) on exactly one side."""
     return (name.sets[letters] ^ name.sets[letters] << 1) & name.all
 
 

@@ -239,7 +239,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], dict[str, str], list[str]]] = {
         {"base_model_name_or_path": "/mnt/models/base"},
         {**CHAT, **dict.fromkeys(TRAINERS_STATE, ""), "training_loss.png": "", "global_step9/zero_pp_rank_0.pt": "",
          "latest": "global_step9", "zero_to_fp32.py": "raise"},
-        ["trained on '/mnt/models/base', a folder that says no model: taken for the base, whose shapes it has"],
+        ["trained on '/mnt/models/base', a folder without a model's name: taken for the base by its shapes"],
     ),
     "ms-swift": (
         {"base_model_name_or_path": "/root/.cache/modelscope/hub/models/org/tiny", "target_modules": QV,
