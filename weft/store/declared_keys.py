@@ -1,11 +1,11 @@
-"""Keys that objects of a cluster declare: by owner (the object's uid), known by their hashes.
+"""Keys declared by objects of a cluster: by owner (the object's uid), identified by their hashes.
 
-An owner has at most one key in force. What it declares takes the place of what it declared before, in one transaction;
-declaring the same twice changes nothing. What an owner has withdrawn it may declare again; what a person has revoked
-stays revoked. Keys of other owners, and those without one, are out of its reach.
+An owner has at most one key in force. A new declaration replaces the previous key, in one transaction. A repeated
+declaration changes nothing. An owner may declare a withdrawn key again. A key revoked by a person stays revoked. An
+owner cannot change keys of other owners, or keys without an owner.
 
-Their limits stand beside those that people set for the same key: rules of one subject are told apart by their model,
-and those of objects have the pattern that every model fits.
+Their limits apply in addition to people's limits for the key. Rules of a subject are distinguished by model, and rules
+of objects have the pattern for every model.
 """
 
 import json
@@ -28,7 +28,7 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A key that its owner declares. `limits`: its numbers count; subject and model are given by the store."""
+    """A key declared by its owner. `limits`: only its numbers count. The store sets subject and model."""
 
     owner: str
     key_hash: str
@@ -39,7 +39,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredKey:
-    """A declared key as the store has it: in force, or revoked by a person."""
+    """A declared key in the store: in force, or revoked by a person."""
 
     key_id: str
     declaration: Declaration
@@ -47,14 +47,14 @@ class DeclaredKey:
 
 
 class Refusal(Enum):
-    """The reason for which a key was not taken. The owner has no key in force then."""
+    """The reason for a refused key. The owner then has no key in force."""
 
-    TAKEN = auto()  # it is a key already, and not this owner's
+    TAKEN = auto()  # another owner, or nobody, has this key already
     REVOKED = auto()  # a person has revoked it
 
 
 async def declare(engine: AsyncEngine, new: Declaration, *, now_unix_ms: int) -> DeclaredKey | Refusal:
-    """Make this the owner's one key in force. Raises StoreUnavailable, Unstorable."""
+    """Make the declared key the owner's only key in force. Raises StoreUnavailable, Unstorable."""
 
     async def write(connection: AsyncConnection) -> DeclaredKey | Refusal:
         await _withdraw(connection, new.owner, now_unix_ms, but=new.key_hash)
@@ -82,7 +82,8 @@ async def withdraw(engine: AsyncEngine, owner: str, *, now_unix_ms: int) -> None
 
 
 async def all_declared(engine: AsyncEngine) -> list[DeclaredKey]:
-    """List every declared key in force (or expired), and those that a person has revoked. Raises StoreUnavailable."""
+    """List every declared key in force (or expired), and every declared key revoked by a person. Raises
+    StoreUnavailable."""
     declared = select(ApiKeyRow.__table__).where(
         ApiKeyRow.owner != "", or_(ApiKeyRow.revoked_unix_ms.is_(None), ~ApiKeyRow.withdrawn)
     )
@@ -120,7 +121,7 @@ async def _withdraw(connection: AsyncConnection, owner: str, now_unix_ms: int, *
 
 
 async def _insert(connection: AsyncConnection, new: Declaration, now_unix_ms: int) -> str:
-    """Store a new key under a drawn id, and return that. One that is taken is drawn again."""
+    """Store a new key under a random id. Return the id. A taken id is drawn again."""
     insert = insert_into(connection, ApiKeyRow).on_conflict_do_nothing(index_elements=[ApiKeyRow.key_id])
     while True:
         key_id = draw_key().key_id
@@ -137,7 +138,7 @@ async def _update(connection: AsyncConnection, stored: Any, new: Declaration) ->
 
 
 async def _set_limits(connection: AsyncConnection, rule: LimitRule, now_unix_ms: int) -> None:
-    """Write the limits where they differ: each write is news for every gateway."""
+    """Write the limits if they differ. Each write is a change for every gateway."""
     columns = [getattr(LimitRow, name) for name in _LIMITS]
     query = select(*columns).where(LimitRow.subject == rule.subject, LimitRow.model == rule.model)
     stored = (await connection.execute(query)).first()

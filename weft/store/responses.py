@@ -1,6 +1,7 @@
-"""Responses of `/v1/responses` that later ones continue. A body is what the gateway made of it: bytes to the store.
+"""Stored responses of `/v1/responses`, for later responses that continue them. The gateway makes the body: bytes to the
+store.
 
-A response names the one before it, so that each is kept once, however long a conversation becomes.
+A response names its predecessor, so that each response is stored once, however long a conversation becomes.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from weft.store.errors import Absent, Conflict
 from weft.store.models import ResponseRow
 from weft.store.transactions import transact
 
-MAX_DEPTH = 1_000  # responses of one conversation
+MAX_DEPTH = 1_000  # responses of a conversation
 
 
 async def keep(
@@ -26,9 +27,9 @@ async def keep(
     max_responses: int,
     max_bytes: int,
 ) -> None:
-    """Keep a response until it expires; of a namespace the newest `most` are kept.
+    """Store a response until it expires. Keep the newest `max_responses` of a namespace.
 
-    Raises OverQuota (the tenant would have more than `max_bytes` with its files), StoreUnavailable.
+    Raises OverQuota (the tenant would exceed `max_bytes` together with its files), StoreUnavailable.
     """
     row = {
         "response_id": new.response_id,
@@ -55,7 +56,7 @@ async def keep(
 
 
 async def find(engine: AsyncEngine, namespace: str, response_id: str, *, now_unix_ms: int) -> bytes:
-    """Read one response. Raises Absent, StoreUnavailable."""
+    """Read a response of a namespace. Raises Absent, StoreUnavailable."""
     query = select(ResponseRow.body).where(*_named(namespace, response_id), _unexpired(now_unix_ms))
 
     async def read(connection: AsyncConnection) -> bytes:
@@ -68,9 +69,9 @@ async def find(engine: AsyncEngine, namespace: str, response_id: str, *, now_uni
 
 
 async def conversation(engine: AsyncEngine, namespace: str, response_id: str, *, now_unix_ms: int) -> list[bytes]:
-    """Read a response and all before it, the eldest first.
+    """Read a response and all its predecessors, oldest first.
 
-    Raises Absent (one of them too), Conflict (too long to continue), StoreUnavailable.
+    Raises Absent (also for a predecessor), Conflict (too long to continue), StoreUnavailable.
     """
     unexpired = _unexpired(now_unix_ms)
     columns = ResponseRow.response_id, ResponseRow.previous_id, ResponseRow.body_bytes
@@ -103,7 +104,7 @@ async def conversation(engine: AsyncEngine, namespace: str, response_id: str, *,
 
 
 async def remove(engine: AsyncEngine, namespace: str, response_id: str) -> None:
-    """Delete a response; those that continue it cannot be continued any more. Raises Absent, StoreUnavailable."""
+    """Delete a response. Responses after it cannot be continued any more. Raises Absent, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         done = await connection.execute(delete(ResponseRow).where(*_named(namespace, response_id)))
@@ -114,7 +115,7 @@ async def remove(engine: AsyncEngine, namespace: str, response_id: str) -> None:
 
 
 async def forget(engine: AsyncEngine, *, now_unix_ms: int) -> int:
-    """Delete the responses that have expired; returns how many. Raises StoreUnavailable."""
+    """Delete expired responses. Return their number. Raises StoreUnavailable."""
     expired = delete(ResponseRow).where(ResponseRow.expires_unix_ms <= now_unix_ms)
 
     async def write(connection: AsyncConnection) -> int:

@@ -1,4 +1,4 @@
-"""What namespaces used of models, by day (UTC): read; `weft.store.outcomes` writes it."""
+"""Usage of models by namespace and day (UTC), for readers. `weft.store.outcomes` writes it."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -32,7 +32,7 @@ async def since(
 ) -> list[DailyUsage]:
     """Read usage from `day` on, by day, namespace and model. `namespace`: "" for all.
 
-    `by_key`: by key as well, and only of requests that came with one. Raises StoreUnavailable.
+    `by_key`: by key as well, and only of requests with a key. Raises StoreUnavailable.
     """
     row = KeyUsageRow if by_key else UsageRow
     query = select(row.__table__).where(row.day >= day)
@@ -48,10 +48,9 @@ async def since(
 
 
 async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ()) -> dict[str, dict[str, int]]:
-    """Sum the tokens of a day by namespace: "" for all its models together, and by model for the namespaces in
-    `by_model`.
+    """Sum the tokens of a day by namespace: "" for all its models together, and by model for namespaces in `by_model`.
 
-    What is not asked for by model is summed by the database. Raises StoreUnavailable.
+    The database does the sums of the totals. Raises StoreUnavailable.
     """
     used, row = func.sum(UsageRow.prompt_tokens + UsageRow.completion_tokens), UsageRow
     totals = select(row.namespace, literal(""), used).where(row.day == day).group_by(row.namespace)
@@ -74,7 +73,7 @@ async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ())
 
 
 async def tokens_of_keys(engine: AsyncEngine, day: date, key_ids: Collection[str]) -> dict[str, dict[str, int]]:
-    """Sum the tokens of a day by key, of those in `key_ids`, and by model; "" for all its models together.
+    """Sum the tokens of a day for the keys in `key_ids`, by model; "" for all models of a key together.
 
     Raises StoreUnavailable.
     """

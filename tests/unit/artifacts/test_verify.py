@@ -69,7 +69,7 @@ def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
         ({}, []),
         ({"target_modules": []}, ["not selected"]),
         ({"target_modules": "q_proj"}, ["not selected"]),
-        ({"target_modules": ["q_proj"]}, ["layers.0.self_attn.v_proj, model.layers.1.self_attn.v_proj, which adapter"]),
+        ({"target_modules": ["q_proj"]}, ["layers.0.self_attn.v_proj, model.layers.1.self_attn.v_proj, not selected"]),
         ({"target_modules": "all-linear"}, ["nothing for model.layers.0.mlp.down_proj"]),
         ({"target_modules": ["q_proj", "v_proj", "lm_head", "\x1b[2J"]}, [r"adapted here: '\x1b[2J', 'lm_head'"]),
         ({"layers_to_transform": [0]}, ["has model.layers.1.self_attn.q_proj"]),
@@ -77,7 +77,7 @@ def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
             {"exclude_modules": ["0.self_attn.v_proj"], "\x1b": 1},
             [r"not used: '\x1b'", "has model.layers.0.self_attn.v_proj"],
         ),
-        ({"rank_pattern": {"(?i:q)_proj": 4, "k_proj": 4}}, ["'(?i:q)_proj'", "matches: 'k_proj'"]),
+        ({"rank_pattern": {"(?i:q)_proj": 4, "k_proj": 4}}, ["'(?i:q)_proj'", "the file: 'k_proj'"]),
     ],
 )
 def test_the_tensors_are_served_and_a_configuration_that_says_otherwise_is_a_warning(
