@@ -1,4 +1,4 @@
-"""Chat templates in ConfigMaps of the requesting namespace, which only the depot reads."""
+"""Chat templates in ConfigMaps of the requesting namespace. Only the depot reads them."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from weft_depot.credentials import is_namespace, is_object_name, quoted_name
 
 
 class ConfigMaps(Protocol):
-    """A source of ConfigMaps. A call blocks, within a bounded time."""
+    """A source of ConfigMaps. A call blocks, for a bounded time."""
 
     def read(self, namespace: str, name: str) -> str:
         """Return the text of a ConfigMap's entry chat_template.jinja.
@@ -29,7 +29,7 @@ class NoConfigMaps:
 
 
 def check_names(namespace: str, name: str) -> None:
-    """Check that both can be names of a namespace and a ConfigMap: they become paths. Raises
+    """Check that both are valid names of a namespace and a ConfigMap, since they become paths. Raises
     Refused(ConfigMapMissing)."""
     if not is_namespace(namespace) or not is_object_name(name):
-        raise Refused(Reason.CONFIG_MAP_MISSING, f"{quoted_name(namespace, name)} is no name of a ConfigMap")
+        raise Refused(Reason.CONFIG_MAP_MISSING, f"{quoted_name(namespace, name)} is not a valid name of a ConfigMap")

@@ -1,8 +1,8 @@
 """`oci://HOST/REPOSITORY[:TAG][@sha256:HEX]`: the files of an image manifest in a registry, as `oras push` writes them.
 
-Each layer is one file; its name is the layer's annotation `org.opencontainers.image.title` (ORAS' layout). A tag is
-resolved to a manifest once for each snapshot, and everything is read under that manifest's digests. Protocol: the OCI
-distribution specification 1.1; its authentication: the token flow of Docker's registry, or Basic.
+Each layer is a file. Its name is the layer's annotation `org.opencontainers.image.title` (ORAS' layout). A tag is
+resolved to a manifest once for each snapshot, and everything is read under the manifest's digests. Protocol: the OCI
+distribution specification 1.1. Authentication: the token flow of Docker's registry, or Basic.
 """
 
 import base64
@@ -31,7 +31,7 @@ from weft_depot.sources.source import FileFilter
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"
 DOCKER_CONFIG = ".dockerconfigjson"  # the key of Secrets of type kubernetes.io/dockerconfigjson
-MAX_MANIFEST_BYTES = 4 << 20  # what registries take at most
+MAX_MANIFEST_BYTES = 4 << 20  # the limit of registries
 MAX_TOKEN_BYTES = 64 << 10
 MAX_IMAGE_LAYERS = 10_000
 _NAME = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
@@ -42,12 +42,12 @@ _REFERENCE = re.compile(
 )
 _SHA256 = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _CHALLENGE = re.compile(r'([a-z]+)="([^"]{0,2000})"', re.ASCII)
-_DOCKER_HUB = {"docker.io": "registry-1.docker.io"}  # the name that people write, and where it is
+_DOCKER_HUB = {"docker.io": "registry-1.docker.io"}  # common name: actual host
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The tag or the digest of a repository that a URI names, `latest` where it says neither."""
+    """The tag or digest of a repository in a URI, `latest` if it has neither."""
 
     host: str
     repository: str
@@ -66,7 +66,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class FileLayer:
-    """One file: the digest and the bytes of its content."""
+    """A file: the digest and the size of its content."""
 
     sha256: str
     size_bytes: int
@@ -79,7 +79,7 @@ class OciSource:
     remote = True
 
     def __init__(self, registries: tuple[str, ...], policy: RetryPolicy) -> None:
-        """`registries`: HOST, HOST:PORT or a URL (http:// for one without TLS)."""
+        """`registries`: HOST, HOST:PORT or a URL (http:// without TLS)."""
         self._policy, self._http = policy, SourceHttp(policy)
         self._origins: dict[str, Origin] = {}
         for entry in registries:
@@ -108,7 +108,7 @@ class OciSource:
 
 
 class OciSnapshot:
-    """The files of one manifest, which never change."""
+    """The files of a manifest. They never change."""
 
     marks = None
 
@@ -129,12 +129,12 @@ class OciSnapshot:
         return open_ranged(about, layer.size_bytes, partial(self._repository.blob, layer), self._policy)
 
     def unchanged(self, _: bool = False, /) -> bool:
-        return True  # a manifest is what it is
+        return True  # a manifest does not change
 
 
 @dataclass(slots=True)
 class Repository:
-    """A repository as one caller sees it. `keys`: Basic credentials; empty: none."""
+    """A repository with the rights of a caller. `keys`: Basic credentials; empty: none."""
 
     _http: SourceHttp
     _origin: Origin
@@ -155,7 +155,8 @@ class Repository:
 
     @contextlib.contextmanager
     def _get(self, path: str, headers: Mapping[str, str]) -> Generator[httpx2.Response]:
-        """Make one request with the authorization that the registry asks for; it is used until it is refused."""
+        """Make a request with the authorization that the registry asks for. The authorization is reused until it is
+        refused."""
         repository = self.reference.repository
         if self._origin.url.endswith("//" + _DOCKER_HUB["docker.io"]) and "/" not in repository:
             repository = f"library/{repository}"
@@ -177,7 +178,7 @@ class Repository:
         return {**headers, "Authorization": self._authorization} if self._authorization else {**headers}
 
     def _authorize(self, challenge: str) -> str:
-        """Make the Authorization for a `WWW-Authenticate` header. Raises Refused(SourceForbidden), TransientError."""
+        """Return the Authorization for a `WWW-Authenticate` header. Raises Refused(SourceForbidden), TransientError."""
         scheme, _, rest = challenge.strip().partition(" ")
         if scheme.lower() == "basic" and self._keys:
             return self._keys
@@ -198,7 +199,7 @@ class Repository:
         except _Unauthorized:
             raise self._forbidden() from None
         except JsonError as error:
-            raise TransientError("the registry's token is no JSON") from error
+            raise TransientError("the registry's token is not JSON") from error
         token = answer.get("token") or answer.get("access_token")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise TransientError("the registry's answer has no token")
@@ -225,7 +226,7 @@ class Repository:
 
 
 class _Unauthorized(TransientError):
-    """The registry answered 401, with what it asks for."""
+    """The registry answered 401, with its challenge."""
 
     def __init__(self, challenge: str) -> None:
         super().__init__("not authorized")
@@ -233,28 +234,28 @@ class _Unauthorized(TransientError):
 
 
 def parse_reference(path: str) -> Reference:
-    """Read `//HOST/REPOSITORY...`. Raises Refused(BadURI)."""
+    """Parse `//HOST/REPOSITORY...`. Raises Refused(BadURI)."""
     match = _REFERENCE.fullmatch(path)
     if match is None:
-        reason = f"{quoted(f'oci:{path}', 200)} names no repository; write oci://HOST/REPOSITORY:TAG"
+        reason = f"{quoted(f'oci:{path}', 200)} does not name a repository; write oci://HOST/REPOSITORY:TAG"
         raise Refused(Reason.BAD_URI, reason)
     return Reference(**match.groupdict())
 
 
 def parse_manifest(raw: bytes, file_filter: FileFilter, about: str) -> dict[str, FileLayer]:
-    """Read the files that are wanted, by plain name.
+    """Read the selected files, by plain name.
 
-    Raises Refused: MissingFile where no layer has a name, TooLarge, ConfigInvalid for what is no image manifest.
+    Raises Refused: MissingFile if no layer has a name, TooLarge, ConfigInvalid if it is not an image manifest.
     """
     try:
         value = parse_object(raw, max_bytes=MAX_MANIFEST_BYTES)
     except JsonError as error:
-        raise Refused(Reason.CONFIG_INVALID, f"{about}: the manifest is no JSON: {error}") from error
+        raise Refused(Reason.CONFIG_INVALID, f"{about}: the manifest is not JSON: {error}") from error
     layers = value.get("layers")
     if not isinstance(layers, list):
-        media_type = quoted(value.get("mediaType", "nothing known"), 100)
+        media_type = quoted(value.get("mediaType", "of an unknown type"), 100)
         raise Refused(
-            Reason.CONFIG_INVALID, f"{about} is {media_type}; needed is one image manifest with layers ({MANIFEST})"
+            Reason.CONFIG_INVALID, f"{about} is {media_type}; expected an image manifest with layers ({MANIFEST})"
         )
     rows = cast("list[Any]", layers)
     if len(rows) > MAX_IMAGE_LAYERS:
@@ -288,7 +289,7 @@ def _layer(row: dict[str, Any], about: str) -> FileLayer:
 
 
 def basic_credentials(secret: Secret | None, host: str) -> str:
-    """Make the Basic header for a registry: of `username` and `password`, or of Docker's configuration.
+    """Return the Basic header for a registry, from `username` and `password`, or from Docker's configuration.
 
     Raises Refused(SecretInvalid).
     """
@@ -299,11 +300,11 @@ def basic_credentials(secret: Secret | None, host: str) -> str:
         return _basic(f"{username}:{password}")
     raw = secret.values.get(DOCKER_CONFIG)
     if raw is None:
-        raise secret.invalid(f"it has neither username and password nor {DOCKER_CONFIG}; oci: expects one of both")
+        raise secret.invalid(f"it has neither username and password nor {DOCKER_CONFIG}; oci: needs either")
     try:
         entries = parse_object(raw, max_bytes=len(raw)).get("auths")
     except JsonError as error:
-        raise secret.invalid(f"{DOCKER_CONFIG} is no JSON") from error
+        raise secret.invalid(f"{DOCKER_CONFIG} is not JSON") from error
     by_registry = cast("dict[str, Any]", entries) if isinstance(entries, dict) else {}
     entry = next((by_registry[name] for name in _docker_names(host) if isinstance(by_registry.get(name), dict)), None)
     if entry is None:
@@ -317,7 +318,7 @@ def basic_credentials(secret: Secret | None, host: str) -> str:
 
 
 def _docker_names(host: str) -> tuple[str, ...]:
-    """The names that Docker's configuration may have for a registry."""
+    """Return the names that Docker's configuration may have for a registry."""
     hub = ("https://index.docker.io/v1/", "index.docker.io") if host == "docker.io" else ()
     return (host, f"https://{host}", f"http://{host}", *hub)
 
