@@ -54,6 +54,6 @@ async def take(engine: AsyncEngine, role: str) -> int:
 async def hold(connection: AsyncConnection, role: str, term: int) -> None:
     """Prevent a higher term until this transaction ends. Raises Superseded if a higher term is taken already."""
     query = select(TermRow.term).where(TermRow.role == role).with_for_update(read=True)
-    highest_term = (await connection.execute(query)).scalar_one()  # SQLite needs no lock: it has one writer
+    highest_term = (await connection.execute(query)).scalar_one()  # SQLite has a single writer and needs no lock
     if highest_term != term:
         raise Superseded(f"term {highest_term} of role {role} was taken, this process has {term}")

@@ -1,7 +1,8 @@
-"""Storage of files' bytes on S3. Multipart uploads, so memory holds one part of a file.
+"""Storage of files' bytes on S3, with multipart uploads: memory holds a part of a file.
 
-Credentials are a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary ones, sessionToken; or
-the process's own, where its pod has an identity that may use the bucket.
+Credentials are a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary credentials,
+sessionToken. Alternatively they come from the process's environment, if its pod has an identity with access to the
+bucket.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ class S3NotUsable(CannotStart):
 
 
 def parse_place(uri: str) -> tuple[str, str]:
-    """Split `s3://bucket/prefix` into the bucket and the prefix, which is empty or ends with a slash. Raises
+    """Split `s3://bucket/prefix` into the bucket and the prefix, empty or with a slash at its end. Raises
     ValueError."""
     match = _PLACE.fullmatch(uri)
     if match is None or ".." in uri:
@@ -49,10 +50,10 @@ def read_keys(folder: Path) -> dict[str, str]:
 
 
 class S3Storage:
-    """A place in a bucket. Several processes may share it: names are random."""
+    """A prefix in a bucket. Several processes may share it: names are random."""
 
     def __init__(self, uri: str, *, endpoint: str, region: str, keys: dict[str, str] | None) -> None:
-        """Make a client; without keys it has the process's own credentials. Raises ValueError, S3NotUsable."""
+        """Make a client. Without keys it uses the process's credentials. Raises ValueError, S3NotUsable."""
         self._bucket, self._prefix = parse_place(uri)
         session = Session()
         if keys is None and session.get_credentials() is None:
@@ -70,7 +71,7 @@ class S3Storage:
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **options)
             except ClientError as error:
-                if error_code(error) == "InvalidRange":  # at or behind the end
+                if error_code(error) == "InvalidRange":  # at or after the end
                     return b""
                 raise
             with answer["Body"] as body:
@@ -85,12 +86,12 @@ class S3Storage:
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def clean(self) -> int:
-        """Remove nothing: other processes may be writing. The store's rows say what was left (weft/store/files.py)."""
+        """Do nothing: other processes may be writing. The store's rows show incomplete files (weft/store/files.py)."""
         return 0
 
 
 class S3Writer:
-    """A writer of parts of 8 MiB; a file with less is put at once. It appears when it is closed."""
+    """A writer of parts of 8 MiB. A smaller file is put at once. The file appears when the writer is closed."""
 
     def __init__(self, client: Any, place: dict[str, str]) -> None:
         self._client, self._place = client, place
@@ -130,7 +131,7 @@ class S3Writer:
 
 @contextlib.contextmanager
 def _storage_errors() -> Generator[None]:
-    """Turn botocore's errors into ours; their text is not repeated, it may quote what was signed."""
+    """Turn botocore's errors into StorageError. Their text is not repeated, since it may quote signed values."""
     try:
         yield
     except ClientError as error:

@@ -244,7 +244,7 @@ def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_index(files: Files, headers: dict[str, Header]) -> None:
-    """Check that the index and the shards agree."""
+    """Check that the index and the shards list the same tensors."""
     weight_map = _json(files, MODEL_INDEX, MAX_TEXT_BYTES).get("weight_map")
     if not isinstance(weight_map, dict):
         raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: weight_map is not an object")

@@ -197,7 +197,7 @@ class Resolver:
         # Before the first byte: a download that cannot finish must not run for hours.
         size_bytes, free_bytes = sum(files.sizes.values()), shutil.disk_usage(self.store.root).free
         if size_bytes > free_bytes:
-            raise DepotFull(f"{size_bytes} bytes do not fit the depot's disk, which has {free_bytes} free")
+            raise DepotFull(f"{size_bytes} bytes do not fit the {free_bytes} free bytes of the depot's disk")
         expected = snapshot.expected_sha256
         ctx.lease.name(*map(from_hex, expected.values()))  # also keeps their partial files if the copy breaks off
         ctx.progress.begin("copying", size_bytes)

@@ -240,7 +240,7 @@ class Depot:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _tidy(self) -> None:
-        """Do the housekeeping that reads the disk."""
+        """Do the part of housekeeping with reads of the disk."""
         self.store.sweep(time.time() - KEEP_BROKEN_S)
         blobs, size_bytes = self.store.usage()
         metrics.BLOBS.set(blobs)

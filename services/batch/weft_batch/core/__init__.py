@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
-"""The pure part: which line runs next and when a batch ends, what a line of an input file means.
+"""The pure part: the next line to run, the end of a batch, and the meaning of an input line.
 
-Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
+Tests, the simulator and benchmarks import names only from here: the submodules may change.
 """
 
 from weft_batch.core.batches import (

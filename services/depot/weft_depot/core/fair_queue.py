@@ -101,7 +101,7 @@ class FairQueue(Generic[Job]):
         assert self.running <= self._limits.total, "too many run"
         assert all(count <= self._limits.per_host for count in self._hosts.values()), "too many of one host"
         assert all(count <= self._limits.per_host for count in self._owners.values()), "too many of one owner"
-        assert all(count <= self._limits.per_owner for count in self._running.values()), "too many of one owner there"
+        assert all(count <= self._limits.per_owner for count in self._running.values()), "too many per owner and host"
         per_host, per_owner = Counter[str](), Counter[str]()
         for key, count in self._running.items():
             per_host[key.host] += count

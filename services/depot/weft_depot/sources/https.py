@@ -63,7 +63,7 @@ class HttpsSource:
 
 
 class WebSnapshot:
-    """The files that existed at the opening."""
+    """The files of the folder at the time of the opening."""
 
     marks = None
     expected_sha256: Mapping[str, str] = {}

@@ -118,7 +118,7 @@ class OciSnapshot:
         raw = policy.retry(about, repository.manifest)
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         if repository.reference.digest not in (None, digest):
-            raise Unavailable(f"{about}: the registry sent a manifest whose digest is {digest}")
+            raise Unavailable(f"{about}: the registry sent a manifest with the digest {digest}")
         self.signature: str | None = digest
         self._layers = parse_manifest(raw, file_filter, about)
         self.sizes: Mapping[str, int] = {name: layer.size_bytes for name, layer in self._layers.items()}
@@ -218,7 +218,7 @@ class Repository:
         return Refused(Reason.SOURCE_NOT_FOUND, f"{about}: the registry answered {status}; correct the URI")
 
     def _forbidden(self) -> Refused:
-        remedy = "give the Secret of credentialsRef credentials that may pull it"
+        remedy = "give the Secret of credentialsRef credentials with the right to pull"
         if not self._keys:
             remedy = "then name a Secret with credentials in credentialsRef"
         reason = f"{self.reference.uri} does not exist, or is private: {remedy}"
