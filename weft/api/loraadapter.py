@@ -12,7 +12,7 @@ from weft.api.source import Artifact
 
 class PoolRef(ApiModel):
     """The ServingPool of the adapter. An edit moves the adapter. The previous pool goes on serving until the new pool
-    takes requests, and for as long as the new pool refuses the adapter (Ready has reason UpdateFailed)."""
+    takes requests. It also goes on while the new pool refuses the adapter (Ready has reason UpdateFailed)."""
 
     name: Label
     """The name of the ServingPool."""
@@ -38,9 +38,8 @@ class Canary(ApiModel):
     """The percentage of unpinned requests that the canary answers. Requests with a `user` (or `safety_identifier`) are
     divided by it, so that a user stays with one content. A larger weight takes no user from the canary."""
     max_error_percent: Annotated[int, Field(strict=True, ge=0, le=100)] = 5
-    """The canary is rolled back (it gets no more requests) once its requests fail more often than requests to
-    spec.source, by more than this number of percentage points. 100: roll it back by hand only, by removing
-    spec.canary."""
+    """The number of percentage points by which the canary's error rate may exceed the error rate of spec.source. Beyond
+    it the canary is rolled back: it gets no more requests. 100: roll it back by hand only, by removing spec.canary."""
     min_requests: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 20
     """The number of finished canary requests before it is rolled back or promoted."""
     promote_after: DurationText | None = None

@@ -30,4 +30,4 @@ class Toleration(ApiModel):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """The effect of the taint. Without it every effect is tolerated."""
     toleration_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] | None = None
-    """The seconds for which a NoExecute taint is tolerated. Without it there is no bound."""
+    """The seconds for which a NoExecute taint is tolerated. Without it the taint is tolerated indefinitely."""

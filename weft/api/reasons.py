@@ -14,7 +14,7 @@ ADVICE: dict[str, str] = {
     "NamespaceNotServed": "the platform does not serve pools of this namespace; create the pool in a served namespace.",
     "BaseNotReady": "the pool's base model is not fetched yet; see the pool's Fetched condition.",
     "NoReadyRunner": "no runner of the pool is ready yet; see the pool's Available condition.",
-    "ScaledToZero": "there are no requests, so no runner runs; the next request is held until a runner is ready.",
+    "ScaledToZero": "no runner runs without requests; the next request is held until a runner is ready.",
     "Converging": "runners start or leave; nothing to do.",
     "Paused": "spec.paused is true: the pool's runners do not change until it is false.",
     "CrashLoop": "runners end again and again; the message has their last lines, the log has more.",

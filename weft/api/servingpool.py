@@ -154,12 +154,11 @@ class Memory(ApiModel):
     )
 
     fraction: Annotated[float, Field(strict=True, le=1)] | None = None
-    """The share of its GPU's memory, or of its container's memory, that a runner may use for weights, adapters, steps
-    and KV pages together, as vLLM's gpu_memory_utilization. The pages get the memory left by the rest. The default is
-    0.9. Without a GPU the number of pages is limited to maxSequences sequences of the model's context, or to 1024. A
-    container without a memory limit has 1024 pages. The processes of weft up also have 1024, unless this field is set.
-    A runner without room for one sequence of the model's context ends at its start, and Available has reason
-    KvCacheTooSmall."""
+    """The share of the memory of its GPU, or of its container, that a runner may use, as vLLM's gpu_memory_utilization.
+    Weights, adapters and steps use it first, and KV pages get the rest. The default is 0.9. Without a GPU the number of
+    pages is limited to maxSequences sequences of the model's context, or to 1024. A container without a memory limit
+    has 1024 pages. The processes of weft up also have 1024, unless this field is set. A runner without room for one
+    sequence of the model's context ends at its start, and Available has reason KvCacheTooSmall."""
     offload: Offload | None = None
     """The settings for a model larger than the memory of its runners. Without them all weights are in memory."""
 
@@ -170,7 +169,7 @@ class EmptyDirCache(ApiModel):
     size_limit: Quantity | None = None
     """The maximum size of the folder. The kubelet evicts a pod above it. The pod requests ephemeral-storage for the sum
     of this size and memory.offload.diskBytes. Its limit is 1Gi more, for logs and temporary files. If the template's
-    resources name ephemeral-storage, they apply instead. By default there is no limit."""
+    resources name ephemeral-storage, they apply instead. The default is unlimited."""
 
 
 class ClaimCache(ApiModel):
@@ -281,10 +280,10 @@ class Advanced(ApiModel):
     memory that fits. shortest takes the shortest expected answer. Its aging limits a wait to three times the backlog at
     arrival. A request never waits for arrivals more than ten minutes later."""
     reservation: Literal["calibrated", "constant", "max", "paged", "pooled", "s3"] = "calibrated"
-    """The memory to reserve for an answer. calibrated reserves the predicted p90 of its length, s3 the edge of the
-    predicted bucket, constant the p90 of the pool's answers, max the request's max_tokens. paged reserves nothing: a
-    page is taken when it is needed. pooled does as paged on the runner. It admits as many requests as are expected to
-    fit together, with a margin for their sum."""
+    """The memory to reserve for an answer. calibrated reserves the predicted p90 of its length, and s3 the edge of the
+    predicted bucket. constant reserves the p90 of the pool's answers, and max the request's max_tokens. paged reserves
+    nothing: a page is taken when it is needed. pooled does as paged on the runner. It admits as many requests as are
+    expected to fit together, with a margin for their sum."""
     consolidation: Literal["autoscaled", "always", "never"] = "never"
     """When requests of a lightly loaded runner migrate to fuller ones, so that the runner becomes idle (Punica, section
     5.3). With autoscaled they migrate while the pool has more runners than minReplicas. With always they migrate even
@@ -408,8 +407,8 @@ class Autoscaling(ApiModel):
     )
 
     min_replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] = 1
-    """The minimum number of runners. With 0 all runners stop while there are no requests. The gateway holds the first
-    request until a runner is ready, at most for the platform's gateway.holdSeconds."""
+    """The minimum number of runners. With 0 all runners stop without requests. The gateway holds the first request
+    until a runner is ready, at most for the platform's gateway.holdSeconds."""
     max_replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_POOL_RUNNERS)]
     """The maximum number of runners."""
     idle_seconds: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60

@@ -3,7 +3,7 @@ r"""Regular expressions from outside, matched in bounded time, with RE2 if possi
 PEFT lets `target_modules`, `rank_pattern` and `alpha_pattern` be regular expressions. Python's `re` backtracks, so one
 line of a config could block a process for years. RE2 (Cox, "Regular Expression Matching in the Wild", 2010) takes at
 most characters x instructions steps, for any expression. On 7,168 names (1,024 layers) a usual pattern takes 33 ms and
-the worst found pattern 0.85 s, at 1.3 ns a step (one core of a Xeon). MAX_PROGRAM limits the instructions of all
+the worst found pattern 0.85 s. A step takes 1.3 ns (one core of a Xeon). MAX_PROGRAM limits the instructions of all
 patterns of a config. They take at most 0.4 s on 126 layers and 3 s on 1,024.
 
 RE2 has no look-around. Expressions with look-around are matched by `lookaround`, and their parts count as instructions:

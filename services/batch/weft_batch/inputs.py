@@ -66,8 +66,8 @@ async def blocks(storage: FileStorage, file_id: str) -> AsyncIterator[bytes]:
 async def parse_piece(pieces: Turnstile, tenant: str, parse: Callable[[], T]) -> T:
     """Parse a piece of an input in a thread, in its tenant's turn. Return the result of `parse`.
 
-    A pause of equal length follows: a line of 1 MiB keeps the interpreter busy for 0.1 s, and without pauses each step
-    of a live call would wait for a complete line. Raises errors of `parse`.
+    A pause of equal length follows. A line of 1 MiB keeps the interpreter busy for 0.1 s. Without pauses each step of a
+    live call would wait for a complete line. Raises errors of `parse`.
     """
     async with pieces.turn(tenant):
         began = time.monotonic()

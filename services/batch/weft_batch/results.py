@@ -1,8 +1,8 @@
 """Results: their records in output and error files, in OpenAI's format, a JSON object per line; and their writer into
 the store, with many results per transaction. Only stored results count: after a crash the rest run again.
 
-If the store is unreachable, results are held (the machine bounds their number) and written again with bounded pauses,
-for as long as the process lives. Readiness reports it.
+If the store is unreachable, results are held (the machine bounds their number). They are written again with bounded
+pauses, for as long as the process lives. Readiness reports it.
 """
 
 import asyncio

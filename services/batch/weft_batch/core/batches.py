@@ -445,7 +445,7 @@ class Batches:
         self.check_turns()
 
     def check_lines(self) -> None:
-        """Check that each line has exactly one place, and that the sums match the places."""
+        """Check that each line has exactly one place. Check the sums against the places."""
         out = stored_bytes = 0
         for book in self._books.values():
             back = [line for _, line in book.back]
@@ -472,8 +472,8 @@ class Batches:
         assert out <= self._limit, f"{out} lines are out, the limit is {self._limit}"
 
     def check_turns(self) -> None:
-        """Check that a batch has a turn if and only if it has a runnable line, and a timer if a line waits for a
-        time."""
+        """Check that a batch has a turn if and only if it has a runnable line. Check the timers of lines that wait for
+        a time."""
         ready = {batch_id for batches in self._ready.values() for batch_id in batches}
         assert all(self._ready.values()), "a namespace without a batch has a turn"
         for book in self._books.values():

@@ -2,8 +2,9 @@
 owner.
 
 A job belongs to a host (a share, a claim, a service, which hangs as a unit) and to an owner (a namespace) on it. At
-most `total` jobs run, at most `per_host` of a host and as many of an owner, at most `per_owner` of an owner on a host.
-Hosts take turns, the owners of a host take turns, and the jobs of an owner run in order. A single loop owns it.
+most `total` jobs run. At most `per_host` jobs run of a host, and as many of an owner. At most `per_owner` jobs run of
+an owner on a host. Hosts take turns, the owners of a host take turns, and the jobs of an owner run in order. A single
+loop owns it.
 """
 
 from collections import Counter, OrderedDict, deque
