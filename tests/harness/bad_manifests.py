@@ -28,9 +28,9 @@ WORDINGS: dict[str, tuple[str, str]] = {
     "too many": ("at most", "must have at most"),
     "too few": ("at least", "should have at least"),
     "pattern": ("should match", "should match"),
-    "no quantity": ("no quantity", "should match"),
-    "no amount": ("no quantity", "must be of type"),
-    "negative": ("no quantity", "greater than or equal to 0"),
+    "no quantity": ("expected a quantity", "should match"),
+    "no amount": ("expected a quantity", "must be of type"),
+    "negative": ("expected a quantity", "greater than or equal to 0"),
     "twice": ("two entries have the same name", "Duplicate value"),
     "unknown field": ("unknown field", "unknown field"),
     # The API server checks metadata.name itself before any rule of the CRD.

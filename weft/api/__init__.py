@@ -1,1 +1,2 @@
-"""What users write: LoRAAdapter and ServingPool (`serving.weft.dev/v1alpha1`), typed; the CRDs are made from them."""
+"""Typed resources of users: LoRAAdapter, ServingPool and APIKey (`serving.weft.dev/v1alpha1`). The CRDs are generated
+from them."""

@@ -13,11 +13,11 @@ Limit = Annotated[int, Field(strict=True, ge=1, le=1 << 50)]
 
 
 class KeyLimits(ApiModel):
-    """Limits of the key on all models together. They hold beside those that the platform sets for the namespace or
-    the key: a request is admitted where all of them have room."""
+    """Limits of the key on all models together. They apply in addition to the platform's limits for the namespace or
+    the key. A request is admitted if all limits have room."""
 
     requests_per_minute: Limit | None = None
-    """The number of requests that are admitted in a minute. Without it requests are not counted."""
+    """The number of requests admitted in a minute. Without it requests are not counted."""
     tokens_per_minute: Limit | None = None
     """The number of tokens, of prompts and answers, in a minute. Without it tokens are not counted."""
     concurrent: Limit | None = None
@@ -27,12 +27,12 @@ class KeyLimits(ApiModel):
 
 
 class KeySecretRef(ApiModel):
-    """A Secret of the APIKey's namespace that somebody else writes, for example Sealed Secrets or External Secrets."""
+    """A Secret in the APIKey's namespace, written by somebody else, for example Sealed Secrets or External Secrets."""
 
     name: ObjectName
     """The name of the Secret."""
     key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)] = "key"
-    """The entry of the Secret that holds the key: 32 to 512 printable ASCII characters, without spaces inside."""
+    """The entry of the Secret with the key: 32 to 512 printable ASCII characters, without spaces."""
 
 
 def _one_expiry(spec: "APIKeySpec") -> bool:
@@ -51,7 +51,7 @@ class APIKeySpec(ApiModel):
         ),
         Rule(
             "expiresAfter",
-            "expiresAfter counts from the making of the key: with secretRef set expiresAt",
+            "expiresAfter counts from the creation of the key: with secretRef set expiresAt",
             "!has(self.expiresAfter) || !has(self.secretRef)",
             lambda spec: spec.expires_after is None or spec.secret_ref is None,
         ),
@@ -63,56 +63,58 @@ class APIKeySpec(ApiModel):
         ),
         Rule(
             "secretName",
-            "set either secretName, of a Secret that is made, or secretRef, to one that is there",
+            "set either secretName, for a new Secret, or secretRef, for an existing Secret",
             "!has(self.secretName) || !has(self.secretRef)",
             lambda spec: spec.secret_name is None or spec.secret_ref is None,
         ),
     )
 
     scope: Literal["Inference", "ReadOnly", "Metrics"] = "Inference"
-    """The scope of the key: Inference is everything in its namespace, ReadOnly is lists and metrics without any prompt
-    or answer, Metrics is the namespace's metrics. Keys of the whole platform are made with `weft key create`."""
+    """The scope of the key. Inference is everything in its namespace. ReadOnly is lists and metrics without any prompt
+    or answer. Metrics is the namespace's metrics. Create keys of the whole platform with `weft key create`."""
     models: Annotated[
         tuple[Annotated[str, Field(pattern=MODEL_PATTERN, min_length=1, max_length=253)], ...], Field(max_length=64)
     ] = ()
-    """The models that the key may name, or patterns of them with `*` and `?`. Without any it may name every model that
-    its namespace may; a key for some models has no files and batches, and of stored responses those that it made."""
+    """The models that the key may name, or patterns of them with `*` and `?`. Without models it may name every model
+    allowed to its namespace. A key for some models has no files and batches, and only its stored responses."""
     expires_at: Annotated[Timestamp, Field(json_schema_extra={"maxLength": 64})] | None = None
-    """The time from which the key is refused, by the gateway's clock. Without it and expiresAfter it is never."""
+    """The time from which the key is refused, by the gateway's clock. Without it and expiresAfter the key does not
+    expire."""
     expires_after: DurationText | None = None
-    """How long after its making the key is refused, for example 720h. A fresh key, made after its Secret was deleted,
-    counts anew."""
+    """The lifetime of the key from its creation, for example 720h. A new key, created after its Secret was deleted, has
+    a new lifetime."""
     limits: KeyLimits | None = None
-    """The limits of the key. Without them those of the platform hold alone."""
+    """The limits of the key. Without them only the platform's limits apply."""
     secret_name: Label | None = None
-    """The name of the Secret that is made, with the key in its entry `key`. It defaults to the name of the APIKey. A
-    Secret of that name that is not this APIKey's is left alone, and Ready is False with reason SecretConflict. Under
-    another name a fresh key is made; the Secret before stays until the APIKey is deleted, and its key is revoked."""
+    """The name of the new Secret, with the key in its entry `key`. The default is the name of the APIKey. If an
+    existing Secret of this name does not belong to the APIKey, it is not changed, and Ready is False with reason
+    SecretConflict. A change of the name creates a new key. The old Secret stays until the APIKey is deleted, and its
+    key is revoked."""
     secret_ref: KeySecretRef | None = None
-    """The Secret to take the key from, instead of making one. Its changes are followed within seconds: the key before
+    """The existing Secret with the key, instead of a new Secret. Changes take effect within seconds: the previous key
     is revoked."""
 
 
 class APIKeyStatus(ApiModel):
-    """The observed state. It never has the key itself."""
+    """The observed state. It never contains the key itself."""
 
     observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """The metadata.generation that the status describes."""
+    """The metadata.generation described by the status."""
     key_id: Annotated[str | None, Field(max_length=64, alias="keyID")] = None
-    """The id of the key that is in force, as `weft key list` and `weft usage --by key` show it."""
+    """The id of the key in force, as `weft key list` and `weft usage --by key` show it."""
     secret_name: Annotated[str, Field(max_length=253)] | None = None
-    """The name of the Secret that the key is in."""
+    """The name of the Secret with the key."""
     expires_at: Timestamp | None = None
     """The time from which the key is refused."""
     last_rotated: Timestamp | None = None
-    """The time at which the key that is in force took the place of another one, or was the first."""
+    """The time at which the key in force replaced a previous key, or was created."""
     conditions: Conditions = ()
-    """The condition Ready: whether gateways take the key."""
+    """The condition Ready: whether gateways accept the key."""
 
 
 class APIKey(Resource):
-    """A key for the models of its namespace. Ready when gateways take it; the key is in the Secret that
-    status.secretName names. Deleting the APIKey or its Secret revokes the key."""
+    """A key for the models of its namespace. Ready when gateways accept it. The key is in the Secret named by
+    status.secretName. Deleting the APIKey or its Secret revokes the key."""
 
     kind: Literal["APIKey"] = "APIKey"
     spec: APIKeySpec

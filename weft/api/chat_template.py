@@ -1,4 +1,4 @@
-"""The chat template that renders the chats of a model."""
+"""The chat template for chats with a model."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -6,77 +6,77 @@ from pydantic import Field
 
 from weft.api.fields import ApiModel, DigestText, ObjectName, Rule
 
-MAX_INLINE = 1 << 18  # characters, as many as any template may have
+MAX_INLINE = 1 << 18  # characters; the limit of every template
 
 
 class ConfigMapRef(ApiModel):
-    """A ConfigMap of the object's own namespace; only the depot reads it."""
+    """A ConfigMap in the namespace of the object. Only the depot reads it."""
 
     name: ObjectName
-    """The name of the ConfigMap, whose entry chat_template.jinja is the chat template. Where it is not there or may not
-    be read, the condition ChatTemplate says so and the text that was read before stays; without one chats are
+    """The name of the ConfigMap. Its entry chat_template.jinja is the chat template. If the entry is missing or may not
+    be read, the condition ChatTemplate says so, and the last text stays in use. Without an earlier text chats are
     refused."""
 
 
 class ChatTemplateSource(ApiModel):
-    """Whose chat template renders the chats of an adapter."""
+    """The source of the chat template for chats with an adapter."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "inline",
-            "inline is given with from: Inline, and only then",
+            "set inline with from: Inline, and only then",
             "has(self.inline) == (self.from == 'Inline')",
             lambda source: (source.inline is not None) == (source.from_ == "Inline"),
         ),
         Rule(
             "configMapRef",
-            "configMapRef is given with from: ConfigMap, and only then",
+            "set configMapRef with from: ConfigMap, and only then",
             "has(self.configMapRef) == (self.from == 'ConfigMap')",
             lambda source: (source.config_map_ref is not None) == (source.from_ == "ConfigMap"),
         ),
     )
 
     from_: Annotated[Literal["Auto", "Adapter", "Base", "Inline", "ConfigMap"], Field(alias="from")] = "Auto"
-    """The origin of the chat template. Auto is the adapter's own where it has one (chat_template.jinja, or
-    chat_template of its tokenizer_config.json, as training writes them), and the pool's otherwise. Adapter is the
-    adapter's own, without which chats are refused. Base is the pool's, whatever the adapter has. Inline and ConfigMap
-    are a text that the spec gives, for every content of the adapter; its special tokens are the adapter's."""
+    """The source of the chat template. Auto is the adapter's template if its files have a template
+    (chat_template.jinja, or chat_template of its tokenizer_config.json, as training writes them). Otherwise it is the
+    pool's. Adapter is the adapter's template. Without a template chats are refused. Base is always the pool's. Inline
+    and ConfigMap are a text in the spec, for every content of the adapter. The special tokens come from the adapter."""
     inline: Annotated[str, Field(min_length=1, max_length=MAX_INLINE)] | None = None
-    """The chat template, with from: Inline. A change of it restarts nothing."""
+    """The chat template, with from: Inline. A change does not restart anything."""
     config_map_ref: ConfigMapRef | None = None
-    """The ConfigMap that has the chat template, with from: ConfigMap. A change of it is seen within a minute, and
-    restarts nothing."""
+    """The ConfigMap of the chat template, with from: ConfigMap. A change takes effect within a minute, without a
+    restart."""
 
     @property
     def is_supplied(self) -> bool:
-        """Whether the spec gives the text, not files."""
+        """Whether the spec gives the text, not the files."""
         return self.from_ in ("Inline", "ConfigMap")
 
 
 class PoolChatTemplateSource(ChatTemplateSource):
-    """The chat template that renders the chats of a base model, and of the adapters that have none of their own."""
+    """The source of the chat template for chats with a base model, and with adapters without a template."""
 
     from_: Annotated[Literal["Auto", "Base", "Inline", "ConfigMap"], Field(alias="from")] = "Auto"  # pyright: ignore[reportIncompatibleVariableOverride] (it is frozen)
-    """The origin of the chat template. Auto and Base are the base model's own files. Inline and ConfigMap are a
-    text that the spec gives, for a base model without a chat template or in place of its own."""
+    """The source of the chat template. Auto and Base are the base model's files. Inline and ConfigMap are a text in the
+    spec, for a base model without a chat template or in place of its template."""
 
 
 class ChatTemplateStatus(ApiModel):
-    """Whose chat template counts, and its fault."""
+    """The source of the chat template in use, and its fault."""
 
     from_: Annotated[Literal["Adapter", "Base", "None"], Field(alias="from")]
-    """The files that it comes from, which are the adapter's own or the base model's. None: there is no chat template,
-    and chats are refused."""
+    """The files with the chat template: the adapter's or the base model's. None: chats are refused for want of a chat
+    template."""
     fault: Annotated[str, Field(max_length=512)] | None = None
-    """The reason for which it renders no chats."""
+    """The reason if the template cannot render chats."""
 
 
 class SuppliedTemplateStatus(ApiModel):
-    """A chat template that the spec gives, as it was read last."""
+    """A chat template given by the spec, as last read."""
 
     from_: Annotated[Literal["Inline", "ConfigMap"], Field(alias="from")]
-    """The origin of the text."""
+    """The source of the text."""
     digest: DigestText
     """The digest of its artifact in the depot."""
     fault: Annotated[str, Field(max_length=512)] | None = None
-    """The reason for which it renders no chats."""
+    """The reason if the template cannot render chats."""

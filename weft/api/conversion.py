@@ -1,4 +1,4 @@
-"""Objects of earlier forms of v1alpha1 -> objects as this version has them."""
+"""Objects of earlier forms of v1alpha1 -> objects of the current form."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -9,7 +9,7 @@ from weft.api.servingpool import ServingPoolSpec
 
 Fields = Mapping[str, Any]
 
-# Where the fields of a pool's spec are now, by the path that they had below spec.
+# Current paths of the fields of a pool's spec, by their earlier path below spec.
 PLACES = {
     "chatTemplate": "model.chatTemplate",
     "generationDefaults": "model.generationDefaults",
@@ -37,13 +37,13 @@ PLACES = {
 
 
 class Gone(NamedTuple):
-    """A field without a successor. `default`: what it was by default, which nobody chose."""
+    """A field without a successor. `default`: its former default, chosen by nobody."""
 
     default: object
-    advice: str = "its default was right for nearly every pool, and holds now"
+    advice: str = "its default was right for nearly every pool, and applies now"
 
 
-# Fields of both kinds that have no successor, by the path that they had below spec.
+# Fields of both kinds without a successor, by their earlier path below spec.
 GONE = {
     "autoscaling.wakeSeconds": Gone(300, "the platform's gateway.holdSeconds bounds the wait for a runner"),
     "canary.source.pollInterval": Gone(None, "the platform's poll-seconds says how often sources are read"),
@@ -64,36 +64,36 @@ GONE = {
     "scheduler.starvationBound": Gone(None),
     "source.pollInterval": Gone(None, "the platform's poll-seconds says how often sources are read"),
 }
-OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs, which was written out: no objective that anybody chose
+OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs, written out by earlier versions; not a chosen objective
 
 
 class Conversion(NamedTuple):
-    """An object in today's form. `lost`: what it asked for that has no successor, a sentence each."""
+    """An object in the current form. `lost`: a sentence for each value without a successor."""
 
     obj: Fields
     lost: tuple[str, ...]
 
 
 def convert(obj: Fields) -> Conversion:
-    """An object of any earlier form of this version, as people or API servers write it -> one of today's form.
+    """Convert an object of any earlier form of v1alpha1, as people or API servers write it, to the current form.
 
-    What is in today's form already stays as it is. The result may still be wrong where the object was.
+    Fields in the current form stay. A faulty object may stay faulty.
     """
     spec = obj.get("spec")
     if not isinstance(spec, dict):
         return Conversion(obj, ())
     spec, lost = cast("dict[str, Any]", spec), list[str]()
-    for path, gone in GONE.items():
+    for path, removed in GONE.items():
         spec, value = _taken(spec, *path.split("."))
-        if value not in (None, gone.default):
-            lost.append(f"spec.{path}: {value!r} has no successor: {gone.advice}")
+        if value not in (None, removed.default):
+            lost.append(f"spec.{path}: {value!r} has no successor: {removed.advice}")
     return Conversion({**obj, "spec": _in_place(spec) if obj.get("kind") == "ServingPool" else spec}, tuple(lost))
 
 
 def with_defaults(obj: Fields) -> dict[str, Any]:
-    """A stored object as this version's API server gives it: a field that its writer did not know has its default.
+    """Return a stored object as this version's API server gives it, with defaults for fields unknown to its writer.
 
-    Raises ManifestError where this version takes it no more.
+    Raises ManifestError if this version does not accept the object.
     """
     converted = convert(obj).obj
     resource = parse_object({name: value for name, value in converted.items() if name != "status"})
@@ -101,7 +101,7 @@ def with_defaults(obj: Fields) -> dict[str, Any]:
 
 
 def _in_place(spec: dict[str, Any]) -> dict[str, Any]:
-    """Move each field of a pool's spec to its place of today. Of two for one place, the one already there counts."""
+    """Move each field of a pool's spec to its current path. A value already at the path wins."""
     spec, mode = _taken(spec, "offload", "mode")
     if mode in ("Off", False):  # YAML's Off is a truth value
         spec, _ = _taken(spec, "offload")
@@ -113,8 +113,8 @@ def _in_place(spec: dict[str, Any]) -> dict[str, Any]:
         spec = {**spec, "allowedNamespaces": list(_namespaces(cast("dict[str, Any]", allowed)))}
     emptied = {path.partition(".")[0] for path in PLACES}
     order = {name: number for number, name in enumerate(names_of(ServingPoolSpec))}
-    kept = (name for name, value in spec.items() if value != {} or name not in emptied)
-    return {name: spec[name] for name in sorted(kept, key=lambda name: order.get(name, len(order)))}
+    names = (name for name, value in spec.items() if value != {} or name not in emptied)
+    return {name: spec[name] for name in sorted(names, key=lambda name: order.get(name, len(order)))}
 
 
 def _namespaces(allowed: Fields) -> Iterator[str]:
@@ -124,21 +124,21 @@ def _namespaces(allowed: Fields) -> Iterator[str]:
         yield from allowed.get("names") or ()
 
 
-def _taken(value: Any, name: str, *within: str) -> tuple[Any, Any]:
-    """Remove the field at a path. Returns the fields without it, and its value; None: there was none."""
+def _taken(value: Any, name: str, *below: str) -> tuple[Any, Any]:
+    """Remove the field at a path. Return the remaining fields, and its value or None."""
     if not isinstance(value, dict) or name not in value:
         return value, None
     fields = dict(cast("dict[str, Any]", value))
     field = fields.pop(name)
-    if not within:
+    if not below:
         return fields, field
-    rest, found = _taken(field, *within)
-    return fields | {name: rest}, found
+    rest, removed_value = _taken(field, *below)
+    return fields | {name: rest}, removed_value
 
 
-def _given(fields: dict[str, Any], value: Any, name: str, *within: str) -> dict[str, Any]:
-    """Set the field at a path, unless it is set already."""
-    if not within:
+def _given(fields: dict[str, Any], value: Any, name: str, *below: str) -> dict[str, Any]:
+    """Set the field at a path unless it is set already."""
+    if not below:
         return {**fields, name: fields.get(name, value)}
-    below = fields.get(name)
-    return {**fields, name: _given(cast("dict[str, Any]", below) if isinstance(below, dict) else {}, value, *within)}
+    inner = fields.get(name)
+    return {**fields, name: _given(cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}, value, *below)}

@@ -1,7 +1,7 @@
 """Typed resources -> CustomResourceDefinitions: `python -m weft.api.crd --write FOLDER ...`.
 
-The schema comes from the same types that read manifests, so both refuse the same things. What a type cannot
-express (a field that is set once, one field that depends on another) is a CEL rule beside the type.
+The schema comes from the types that read manifests, so both refuse the same things. A CEL rule beside the type covers
+constraints beyond types: a field set once, a field that depends on another.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _NAME_RULE = {
 
 
 def crds() -> dict[str, Json]:
-    """The CustomResourceDefinitions by the names of their files."""
+    """Return the CustomResourceDefinitions by file name."""
     adapter = _crd(LoRAAdapter, "loraadapters", ["lora", "loras"], {"status": {}})
     scale = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
     scale["labelSelectorPath"] = ".status.selector"
@@ -38,13 +38,13 @@ def crds() -> dict[str, Json]:
 
 
 def render(crd: Json) -> str:
-    """The text of a CRD file."""
+    """Return the text of a CRD file."""
     return HEADER + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="weft.api.crd", description="Writes the CustomResourceDefinitions.")
-    parser.add_argument("--write", metavar="FOLDER", type=Path, nargs="+", required=True, help="where the files go")
+    parser.add_argument("--write", metavar="FOLDER", type=Path, nargs="+", required=True, help="folders for the files")
     texts = {name: render(crd) for name, crd in crds().items()}
     for folder in parser.parse_args(argv).write:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _printer_column(column: Column) -> Json:
-    found: Json = {"name": column.name, "type": column.kind, "jsonPath": column.json_path}
-    return {**found, "description": column.description, **({"priority": 1} if column.wide else {})}
+    definition: Json = {"name": column.name, "type": column.kind, "jsonPath": column.json_path}
+    return {**definition, "description": column.description, **({"priority": 1} if column.wide else {})}
 
 
 def _crd(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey], plural: str, short: list[str], sub: Json) -> Json:
@@ -104,8 +104,9 @@ def _root(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey]) -> Json:
 def _structural(schema: Json, definitions: dict[str, Json], *, in_list: bool = False) -> Json:
     """Convert pydantic's JSON Schema to Kubernetes' structural schema: no $ref, no anyOf, every field typed.
 
-    `in_list`: a merge patch replaces a whole list, so a default that the API server adds to an item would be a
-    difference between a manifest and its object for ever. Such a default is told, and the readers know it.
+    `in_list`: a merge patch replaces a whole list. A default that the API server adds to an item would therefore be a
+    permanent difference between a manifest and its object. Such a default is written into the description instead, and
+    readers apply it.
     """
     schema = _inlined(schema, definitions)
     out = {name: value for name, value in schema.items() if name not in _DROPPED}
@@ -119,7 +120,7 @@ def _structural(schema: Json, definitions: dict[str, Json], *, in_list: bool = F
     if "properties" in out:
         fields = cast("dict[str, Json]", out["properties"])
         out["properties"] = {name: _structural(field, definitions, in_list=in_list) for name, field in fields.items()}
-        if isinstance(default := out.get("default"), dict):  # whole: the API server checks it by the rules as it stands
+        if isinstance(default := out.get("default"), dict):  # complete: the API server checks the default by the rules
             out["default"] = _without_nulls(cast("Json", default))
     values = out.pop("additionalProperties", False)
     if isinstance(values, dict):
@@ -128,7 +129,7 @@ def _structural(schema: Json, definitions: dict[str, Json], *, in_list: bool = F
         out["items"] = _structural(out["items"], definitions, in_list=True)
         out.pop("default", None)
     if out.get("pattern") in PATTERN_HELP:
-        # as a rule: the API server's message then is what to write, not which expression did not match
+        # as a rule: the API server's message is then the help text, not the expression
         pattern = out.pop("pattern")
         rule = {"rule": f"self.matches(r'{pattern}')", "message": PATTERN_HELP[pattern]}
         out["x-kubernetes-validations"] = [rule, *out.get("x-kubernetes-validations", [])]
@@ -138,30 +139,30 @@ def _structural(schema: Json, definitions: dict[str, Json], *, in_list: bool = F
 
 
 def _paragraphs(text: str) -> str:
-    """Write a line for each paragraph: `kubectl explain` wraps lines, and keeps their ends."""
+    """Return a line for each paragraph: `kubectl explain` wraps lines, and keeps their ends."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _inlined(schema: Json, definitions: dict[str, Json]) -> Json:
-    """Replace `$ref` by what it refers to, `anyOf [X, null]` by X (null is absence in Kubernetes), `const` by enum.
+    """Replace `$ref` by its target, `anyOf [X, null]` by X (null is absence in Kubernetes), `const` by enum.
 
-    Keys beside a reference (a field's own description) win over those of its target.
+    Keys next to a reference (a field's description) win over keys of its target.
     """
     out = dict(schema)
     if "$ref" in out:
         out = {**definitions[out.pop("$ref").rpartition("/")[2]], **out}
     if "anyOf" in out:
-        (only,) = [option for option in out.pop("anyOf") if option.get("type") != "null"]
-        out = {**_inlined(only, definitions), **out}
+        (option_schema,) = [option for option in out.pop("anyOf") if option.get("type") != "null"]
+        out = {**_inlined(option_schema, definitions), **out}
     if "const" in out:
         out["enum"] = [out.pop("const")]
     return out
 
 
 def _without_nulls(values: Json) -> Json:
-    """Remove what is unset, also inside: `null` is no value of any field."""
-    kept = {key: value for key, value in values.items() if value is not None}
-    return {key: _without_nulls(cast("Json", v)) if isinstance(v, dict) else v for key, v in kept.items()}
+    """Remove unset values, also inside: `null` is not a value of any field."""
+    set_values = {key: value for key, value in values.items() if value is not None}
+    return {key: _without_nulls(cast("Json", v)) if isinstance(v, dict) else v for key, v in set_values.items()}
 
 
 _ORDER = ("description", "type", "format", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern")
@@ -173,7 +174,7 @@ def _ordered(schema: Json) -> Json:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists set in below their key, and no anchors: a file that people read."""
+    """A YAML dumper for human readers, with indented lists and without anchors."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 (the library's name)
         super().increase_indent(flow, False)

@@ -1,6 +1,6 @@
-"""The base of every typed object: strict, frozen, camelCase outside, and kind about misspelt names.
+"""The base of every typed object: strict, frozen, camelCase outside, and helpful about misspelt names.
 
-A field that does not exist is refused with the nearest one that does: a typo must not silently become a default.
+An unknown field is refused with the nearest known name: a typo must not silently become a default.
 """
 
 import difflib
@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
-MAX_ERRORS = 50  # of one object in a report: finding a better name for each of 20,000 fields would take half a minute
+MAX_ERRORS = 50  # of an object in a report: finding a better name for each of 20,000 fields would take half a minute
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
@@ -45,7 +45,7 @@ URI_PATTERN = (
 ENDPOINT_PATTERN = r"^https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 DURATION_PATTERN = r"^([0-9]{1,6}(h|m|s))+$"
-# For the commonest mistakes; the API server has the same texts (a CEL rule stands for the pattern).
+# For the commonest mistakes. The API server has the same texts (a CEL rule stands for the pattern).
 PATTERN_HELP = {
     LABEL_PATTERN: "only lower-case letters, digits and '-' inside are allowed (RFC 1123 label)",
     NAMESPACES_PATTERN: "write the name of a namespace, or '*' for all of them",
@@ -56,10 +56,10 @@ PATTERN_HELP = {
     "oci://HOST/REPOSITORY:TAG, https://HOST/FOLDER or depot:sha256:...",
     ENDPOINT_PATTERN: "write http://HOST[:PORT] or https://HOST[:PORT], without a path",
     DURATION_PATTERN: "write hours, minutes and seconds as in 1h30m, 5m or 90s",
-    DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
+    DIGEST_PATTERN: "expected a digest: 'sha256:' and 64 lower-case hex digits",
 }
 
-# Fields of earlier forms, and what to do about them.
+# Fields of earlier versions, and the remedy.
 _CONVERT = "`weft convert -f FILE` rewrites manifests of an earlier form"
 _NAMES = ("scheduler", "kvCache", "offload", "kvAcrossClasses", "maxAdapters", "wakeSeconds")
 EARLIER: dict[str, str] = dict.fromkeys(_NAMES, _CONVERT)
@@ -67,11 +67,11 @@ EARLIER: dict[str, str] = dict.fromkeys(_NAMES, _CONVERT)
 # RFC 1123 label: names become parts of other names (processes, services), so the short form holds for all of them.
 Label = Annotated[str, Field(pattern=LABEL_PATTERN, max_length=63)]
 NamespaceOrAll = Annotated[str, Field(pattern=NAMESPACES_PATTERN, max_length=63)]
-# Of objects that are not ours: a Secret, a PriorityClass.
+# Names of foreign objects: a Secret, a PriorityClass.
 ObjectName = Annotated[str, Field(pattern=OBJECT_NAME_PATTERN, max_length=253)]
-# What clients send as `model`.
+# The `model` of requests.
 ModelName = Annotated[str, Field(pattern=MODEL_NAME_PATTERN, max_length=253)]
-# Of a content of an adapter: what follows `@` in a request's model. A digest is no name.
+# The name of an adapter's content, after `@` in a request's model. A digest is not a name.
 VersionName = Annotated[str, Field(pattern=VERSION_NAME_PATTERN, max_length=63)]
 Uri = Annotated[str, Field(pattern=URI_PATTERN, max_length=2048)]
 Endpoint = Annotated[str, Field(pattern=ENDPOINT_PATTERN, max_length=262)]
@@ -82,14 +82,14 @@ DurationText = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=21)]
 
 
 def duration_s(text: str) -> int:
-    """Seconds of a DurationText."""
+    """Return the seconds of a DurationText."""
     seconds = {"h": 3600, "m": 60, "s": 1}
     return sum(int(count) * seconds[unit] for count, unit in re.findall(r"([0-9]+)([hms])", text))
 
 
 def _aware(value: object) -> object:
     if isinstance(value, datetime) and value.tzinfo is None:
-        return value.replace(tzinfo=UTC)  # YAML drops the zone of what was written in UTC
+        return value.replace(tzinfo=UTC)  # YAML drops the zone of times written in UTC
     return value
 
 
@@ -112,11 +112,11 @@ Timestamp = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A constraint that the type of one field cannot express.
+    """A constraint across fields, or beyond the type of a field.
 
-    `field` (as users write it, inside the object) is the path of a breach. `cel` is evaluated by the API server with
-    the object as `self` (None: its schema has it already), `holds` here with the typed object. Both mean the
-    same; a test compares them on the table of bad manifests.
+    `field` (as users write it, inside the object) is the path to report. `cel` is evaluated by the API server with the
+    object as `self` (None: its schema has it already). `holds` checks the typed object here. Both mean the same. A test
+    compares them on the table of bad manifests.
     """
 
     field: str
@@ -126,7 +126,8 @@ class Rule:
 
 
 def unique_names(field: str, entries: Callable[[Any], Iterable[Any] | None]) -> Rule:
-    """A list whose entries have different names; in the schema it is `x-kubernetes-list-type: map`."""
+    """Return the rule that entries of a list have different names. In the schema it is `x-kubernetes-list-type:
+    map`."""
 
     def holds(value: Any) -> bool:
         names = [entry.name for entry in entries(value) or ()]
@@ -136,7 +137,8 @@ def unique_names(field: str, entries: Callable[[Any], Iterable[Any] | None]) -> 
 
 
 class ApiModel(BaseModel):
-    """Unknown fields are refused with the nearest name; a field is documented by the text below it."""
+    """The base of API objects. Unknown fields are refused with the nearest name. The text below a field documents
+    it."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
@@ -155,10 +157,10 @@ class ApiModel(BaseModel):
         try:
             made = handler(data)
         except ValidationError as error:
-            found = error.errors(include_url=False)
-            details = [_detail(cls, item) for item in found[:MAX_ERRORS]]
-            if len(found) > MAX_ERRORS:
-                details.append(_error("more", f"{len(found) - MAX_ERRORS} more problems", (), {}))
+            errors = error.errors(include_url=False)
+            details = [_detail(cls, item) for item in errors[:MAX_ERRORS]]
+            if len(errors) > MAX_ERRORS:
+                details.append(_error("more", f"{len(errors) - MAX_ERRORS} more problems", (), {}))
             raise ValidationError.from_exception_data(cls.__name__, details) from error
         if broken := [rule for rule in cls.rules if not rule.holds(made)]:
             details = [_error("rule", rule.message, tuple(rule.field.split(".")), {}) for rule in broken]
@@ -169,45 +171,45 @@ class ApiModel(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Add the rules to the schema as CEL, for the CRDs."""
         schema = handler(core_schema)
-        found = [
+        validations = [
             {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.rules if rule.cel
         ]
-        if found:
-            own = handler.resolve_ref_schema(schema)
-            own["x-kubernetes-validations"] = [*own.get("x-kubernetes-validations", []), *found]
+        if validations:
+            resolved = handler.resolve_ref_schema(schema)
+            resolved["x-kubernetes-validations"] = [*resolved.get("x-kubernetes-validations", []), *validations]
         return schema
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Validate as pydantic does, but only the names that users write are fields: `maxRank`, not `max_rank`."""
+        """Validate as pydantic does, but accept only the names that users write: `maxRank`, not `max_rank`."""
         names: dict[str, Any] = {"by_alias": True, "by_name": False}
         return super().model_validate(obj, **{**names, **options})
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types, camelCase, without what is unset."""
+        """Return JSON types with camelCase names, without unset fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def names_of(model: type[BaseModel]) -> list[str]:
-    """The fields as users write them."""
+    """Return the names of the fields as users write them."""
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def did_you_mean(name: str, names: list[str]) -> str:
-    """`; did you mean 'x'?` or the list of what there is."""
+    """Return `did you mean 'x'?`, or the list of known names if none is close."""
     lower = {candidate.lower(): candidate for candidate in names}
     if close := difflib.get_close_matches(name[:100].lower(), list(lower)):
         return f"did you mean {lower[close[0]]!r}?"
     return f"there are: {', '.join(names)}"
 
 
-def _error(kind: Any, text: Any, loc: tuple[str | int, ...], given: Any) -> InitErrorDetails:
-    """Make an error whose `text` is taken literally, not as a template."""
-    return InitErrorDetails(type=PydanticCustomError(kind, text), loc=loc, input=given)
+def _error(kind: Any, text: Any, loc: tuple[str | int, ...], rejected: Any) -> InitErrorDetails:
+    """Return an error with a literal `text`, not a template."""
+    return InitErrorDetails(type=PydanticCustomError(kind, text), loc=loc, input=rejected)
 
 
 def _detail(model: type[BaseModel], item: Any) -> InitErrorDetails:
-    """Convert an error of pydantic's, with a better text where its own does not name the correction."""
+    """Convert an error of pydantic. Replace its text if it does not name the correction."""
     kind, loc, text = str(item["type"]), item["loc"], str(item["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden" and len(loc) == 1:
         name = str(loc[0])

@@ -1,4 +1,4 @@
-"""YAML files and folders -> typed resources, or every problem at once: where it is, what is wrong, what to do."""
+"""YAML files and folders -> typed resources, or all problems at once, each with place, fault and remedy."""
 
 import os
 from collections.abc import Iterable
@@ -27,12 +27,12 @@ STDIN = Path("-")
 
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 10_000
-MAX_PROBLEMS = 100  # of one report; nothing is read beyond them
+MAX_PROBLEMS = 100  # of a report; reading stops after them
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. `document` counts from 1 (0: the file itself), `field` is a dotted path or ""."""
+    """A fault in a manifest. `document` counts from 1 (0: the file itself), `field` is a dotted path or ""."""
 
     file: str
     document: int
@@ -41,12 +41,12 @@ class Problem:
     object: str = ""
 
     def __str__(self) -> str:
-        where = [self.file, f"document {self.document}" if self.document else "", self.object, self.field]
-        return sanitize(f"{', '.join(part for part in where if part)}: {self.message}")
+        place = [self.file, f"document {self.document}" if self.document else "", self.object, self.field]
+        return sanitize(f"{', '.join(part for part in place if part)}: {self.message}")
 
 
 class ManifestError(ValueError):
-    """Some manifests cannot be used; `problems` is complete up to MAX_PROBLEMS: one correction round is enough."""
+    """Some manifests are unusable. `problems` is complete up to MAX_PROBLEMS: one round of corrections is enough."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -54,10 +54,10 @@ class ManifestError(ValueError):
 
 
 def load(paths: Iterable[str | Path], *, namespace: str = "default") -> list[Object]:
-    """Every object of these files and folders, in order; `namespace` is for objects that name none.
+    """Read the objects of files and folders, in order. `namespace` is for objects without a namespace.
 
-    A folder stands for its *.yaml, *.yml and *.json files, sorted, without its subfolders; `-` is standard input.
-    Namespaces may be among them and are left out. Raises ManifestError.
+    A folder stands for its *.yaml, *.yml and *.json files, sorted, without its subfolders. `-` is standard input.
+    Namespaces are allowed and left out. Raises ManifestError.
     """
     reading = _Reading(namespace)
     for path in _files([Path(path) for path in paths], reading.problems):
@@ -67,7 +67,7 @@ def load(paths: Iterable[str | Path], *, namespace: str = "default") -> list[Obj
 
 
 class Document(NamedTuple):
-    """A decoded document, and where it is; `number` counts from 1."""
+    """A decoded document and its place. `number` counts from 1."""
 
     file: str
     number: int
@@ -75,7 +75,7 @@ class Document(NamedTuple):
 
 
 def load_documents(paths: Iterable[str | Path]) -> list[Document]:
-    """The documents of these files and folders, in order, whatever they say. Raises ManifestError."""
+    """Read the documents of files and folders, in order, without validation. Raises ManifestError."""
     reading = _Documents()
     for path in _files([Path(path) for path in paths], reading.problems):
         if not reading.full:
@@ -85,7 +85,7 @@ def load_documents(paths: Iterable[str | Path]) -> list[Document]:
 
 
 def parse_object(value: object, *, namespace: str = "default") -> Object:
-    """One decoded document -> its object. Raises ManifestError."""
+    """Validate a decoded document and return its object. Raises ManifestError."""
     reading = _Reading(namespace)
     reading.document("<object>", 1, value)
     return reading.result()[0]
@@ -102,13 +102,13 @@ class _Reading:
 
     @property
     def full(self) -> bool:
-        """There are more problems than a report has a place for."""
+        """Whether there are more problems than the report holds."""
         return len(self.problems) > MAX_PROBLEMS
 
     def result(self) -> list[Object]:
         if self.problems:
-            more = [Problem(self.problems[-1].file, 0, "", "there are more problems than these")] if self.full else []
-            raise ManifestError([*self.problems[:MAX_PROBLEMS], *more])
+            notes = [Problem(self.problems[-1].file, 0, "", "there are more problems")] if self.full else []
+            raise ManifestError([*self.problems[:MAX_PROBLEMS], *notes])
         return list(self._objects.values())
 
     def file(self, name: str, path: Path) -> None:
@@ -144,28 +144,28 @@ class _Reading:
         fields = cast("dict[str, Any]", value)
         kind, version = fields.get("kind"), fields.get("apiVersion")
         if (version, kind) == ("v1", "Namespace"):
-            return None  # clusters need them first; on one machine a namespace exists once an object names it
+            return None  # clusters need them first; on a single machine a namespace exists once an object names it
         if version != API_VERSION:
             return self._problem(name, number, "apiVersion", f"is {str(version)[:100]!r}, it has to be {API_VERSION!r}")
         if not isinstance(kind, str) or kind not in KINDS:
-            what = f"unknown kind {str(kind)[:100]!r}; {did_you_mean(str(kind), list(KINDS))}"
-            return self._problem(name, number, "kind", what)
+            problem = f"unknown kind {str(kind)[:100]!r}; {did_you_mean(str(kind), list(KINDS))}"
+            return self._problem(name, number, "kind", problem)
         metadata = fields.get("metadata")
         if isinstance(metadata, dict) and "namespace" not in metadata:
             fields = {**fields, "metadata": {**metadata, "namespace": self._namespace}}
         try:
-            found = KINDS[kind].model_validate(fields)
+            resource = KINDS[kind].model_validate(fields)
         except ValidationError as error:
             label = str(cast("dict[str, Any]", metadata).get("name", "")) if isinstance(metadata, dict) else ""
-            which = f"{kind} {label[:100]}".strip()
+            name_in_report = f"{kind} {label[:100]}".strip()
             for item in error.errors(include_url=False):
-                self.problems.append(Problem(name, number, _path(item["loc"]), _message(item), which))
+                self.problems.append(Problem(name, number, _path(item["loc"]), _message(item), name_in_report))
             return None
-        key = (found.kind, found.key)
+        key = (resource.kind, resource.key)
         if key in self._objects:
-            what = f"{found.kind} {found.key} is there twice; the first is in {self._places[key]}"
-            return self._problem(name, number, "metadata.name", what)
-        self._objects[key] = found
+            problem = f"{resource.kind} {resource.key} is there twice; the first is in {self._places[key]}"
+            return self._problem(name, number, "metadata.name", problem)
+        self._objects[key] = resource
         self._places[key] = f"{name}, document {number}"
         return None
 
@@ -174,7 +174,7 @@ class _Reading:
 
 
 class _Documents(_Reading):
-    """Documents as they are."""
+    """A reading of documents without validation."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -185,7 +185,7 @@ class _Documents(_Reading):
 
 
 def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
-    found: list[Path] = []
+    listed: list[Path] = []
     for path in paths:
         try:
             below = path.iterdir() if path.is_dir() else None
@@ -195,19 +195,20 @@ def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:
             continue
         if not files:
             problems.append(Problem(str(path), 0, "", f"a folder without {', '.join(SUFFIXES)} files"))
-        found += files
-    if len(found) > MAX_FILES:
-        problems.append(Problem(str(paths[0]), 0, "", f"{len(found)} files, the limit is {MAX_FILES}"))
+        listed += files
+    if len(listed) > MAX_FILES:
+        problems.append(Problem(str(paths[0]), 0, "", f"{len(listed)} files, the limit is {MAX_FILES}"))
         return []
-    return found
+    return listed
 
 
-def _is_deeper(value: object, most: int) -> bool:
-    """Whether mappings and lists are nested more than `most` deep: the limit of text, for aliases and JSON."""
+def _is_deeper(value: object, max_depth: int) -> bool:
+    """Return whether mappings and lists are nested more than `max_depth` deep: the limit of text, for aliases and
+    JSON."""
     if not isinstance(value, dict | list):
         return False
     items = cast("Iterable[object]", value.values() if isinstance(value, dict) else value)
-    return most == 0 or any(_is_deeper(item, most - 1) for item in items)
+    return max_depth == 0 or any(_is_deeper(item, max_depth - 1) for item in items)
 
 
 def _path(loc: tuple[str | int, ...]) -> str:
@@ -216,7 +217,7 @@ def _path(loc: tuple[str | int, ...]) -> str:
 
 
 def _message(item: Any) -> str:
-    """pydantic's text, with what it was about where that is short."""
+    """Return pydantic's text, followed by the input if it is short."""
     text = item["msg"].removeprefix("Value error, ")
     value = item["input"]
     if item["type"] in ("missing", "unknown_field") or isinstance(value, dict | list):

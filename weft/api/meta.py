@@ -1,4 +1,4 @@
-"""Object metadata and conditions as Kubernetes keeps them, and rules between two versions of one object."""
+"""Object metadata and conditions as in Kubernetes, and rules between two versions of an object."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,8 +16,8 @@ _EMPTY_IS_ABSENT: Any = Field(exclude_if=lambda value: not value)
 
 
 class ObjectMeta(ApiModel):
-    """The metadata of an object. Users write name, namespace, labels and annotations; the rest is the server's and is
-    kept as it was read."""
+    """The metadata of an object. Users write name, namespace, labels and annotations. The server writes the rest, and
+    it is kept as read."""
 
     name: Label
     namespace: Label = "default"
@@ -37,20 +37,20 @@ class ObjectMeta(ApiModel):
 
 
 class Condition(ApiModel):
-    """One observation. Reasons are CamelCase and API (`weft.api.reasons`)."""
+    """An observation of an object. Reasons are CamelCase and API (`weft.api.reasons`)."""
 
     type: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=316)]
     """The type of the condition, for example Ready."""
     status: Literal["True", "False", "Unknown"]
     """The status of the condition: True, False or Unknown."""
     observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """The metadata.generation that the condition describes."""
+    """The metadata.generation described by the condition."""
     last_transition_time: Timestamp
     """The time at which the status last changed."""
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=1024)]
-    """The reason of the status, one CamelCase word for programs."""
+    """The reason of the status, a CamelCase word for programs."""
     message: Annotated[str, Field(max_length=32768)] = ""
-    """The reason of the status and what to do about it, for people."""
+    """The reason of the status and the remedy, for people."""
 
 
 Conditions = Annotated[
@@ -64,13 +64,13 @@ Conditions = Annotated[
 
 
 def sanitize_message(message: str) -> str:
-    """A message as it is stored: printable, and at most MAX_MESSAGE_CHARS."""
+    """Return a message for storage: printable, and at most MAX_MESSAGE_CHARS."""
     text = sanitize(message[: MAX_MESSAGE_CHARS + 1])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."
 
 
 class Resource(ApiModel):
-    """What LoRAAdapter and ServingPool share."""
+    """The common part of LoRAAdapter, ServingPool and APIKey."""
 
     api_version: ApiVersion = API_VERSION
     metadata: ObjectMeta
@@ -82,20 +82,21 @@ class Resource(ApiModel):
 
     @property
     def immutables(self) -> dict[str, object]:
-        """The fields that are set once: path -> value."""
+        """The fields that cannot change after creation: path -> value."""
         return {}
 
 
 def is_empty(value: ApiModel) -> bool:
-    """Whether nothing is set: a status that was never written."""
+    """Return whether nothing is set, as in a status before its first write."""
     return value == type(value)()
 
 
 def immutable_changes(old: Resource, new: Resource) -> list[str]:
-    """The changes that an update must not make, as messages; CEL rules make the API server refuse the same."""
-    before, after = old.immutables, new.immutables
+    """Return messages for forbidden changes between two versions. CEL rules make the API server refuse the same
+    changes."""
+    old_fields, new_fields = old.immutables, new.immutables
     return [
-        f"{path}: cannot change (it is {before[path]!r}); delete the object and create it again"
-        for path in before
-        if before[path] != after[path]
+        f"{path}: cannot change (it is {old_fields[path]!r}); delete the object and create it again"
+        for path in old_fields
+        if old_fields[path] != new_fields[path]
     ]

@@ -1,19 +1,19 @@
-"""Whether an applied object is served or refused, by its own conditions."""
+"""Whether an applied object is served or refused, by its conditions."""
 
 from typing import Any
 
 
 def is_ready(obj: Any) -> bool:
-    """Whether an object is served as desired: an adapter is Ready, a pool is Available or has been scaled to zero."""
+    """Return whether an object is served as desired: an adapter is Ready, a pool is Available or scaled to zero."""
     status = obj.get("status", {})
-    wanted = "Available" if obj["kind"] == "ServingPool" else "Ready"
+    condition_type = "Available" if obj["kind"] == "ServingPool" else "Ready"
     current = status.get("observedGeneration") == obj["metadata"]["generation"]
-    found = [c for c in status.get("conditions", ()) if c["type"] == wanted]
-    return current and any(c["status"] == "True" or c["reason"] == "ScaledToZero" for c in found)
+    matches = [c for c in status.get("conditions", ()) if c["type"] == condition_type]
+    return current and any(c["status"] == "True" or c["reason"] == "ScaledToZero" for c in matches)
 
 
 def is_refused(obj: Any) -> bool:
-    """Whether an object was decided against: it will not be ready unless somebody changes something."""
+    """Return whether an object is refused: it cannot become ready without a change by a person."""
     status = obj.get("status", {})
     if status.get("observedGeneration") != obj["metadata"]["generation"]:
         return False
@@ -24,13 +24,13 @@ def is_refused(obj: Any) -> bool:
 
 
 def is_failing(obj: Any) -> bool:
-    """Whether a pool's runners end again and again."""
+    """Return whether a pool's runners end repeatedly."""
     return any(c["reason"] == "CrashLoop" for c in obj.get("status", {}).get("conditions", ()))
 
 
 def state_of(obj: Any) -> str:
     """Describe an object by the first condition that keeps it from being served."""
-    what = f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
+    name = f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
     conditions = obj.get("status", {}).get("conditions", ())
-    found = next((c for c in conditions if c["status"] != "True" and c["type"] != "Progressing"), None)
-    return f"{what}: {found['reason']}: {found['message']}" if found else f"{what}: nothing known yet"
+    condition = next((c for c in conditions if c["status"] != "True" and c["type"] != "Progressing"), None)
+    return f"{name}: {condition['reason']}: {condition['message']}" if condition else f"{name}: nothing known yet"

@@ -1,4 +1,4 @@
-"""ServingPool: a base model, the runners that serve it, and how requests are scheduled on them."""
+"""ServingPool: a base model, its runners, and the scheduling of requests on them."""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal
@@ -29,10 +29,10 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 
 
 class PoolModel(Artifact):
-    """The base model, and how it answers."""
+    """The base model, and settings of its answers."""
 
     name: ModelName | None = None
-    """The name that clients send as `model` to talk to the base model itself. It defaults to metadata.name."""
+    """The name that clients send as `model` to use the base model itself. The default is metadata.name."""
     uri: Annotated[
         Uri,
         Field(
@@ -43,40 +43,42 @@ class PoolModel(Artifact):
             }
         ),
     ]
-    """The address of the model as transformers writes it (safetensors): file:PATH below the depot's file root,
-    pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, oci://HOST/REPOSITORY:TAG or https://HOST/FOLDER. It cannot
-    change: create another pool for another model."""
+    """The address of the model in the format of transformers (safetensors): file:PATH below the depot's file root,
+    pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, oci://HOST/REPOSITORY:TAG or https://HOST/FOLDER. The address
+    cannot change: create another pool for another model."""
     tool_call_parser: ToolCallParserName | None = None
-    """The form in which the model writes calls of tools, by vLLM's name. It defaults to the form that the model's
-    chat template shows."""
+    """The format of the model's tool calls, by vLLM's name. By default the format follows from the model's chat
+    template."""
     chat_template: PoolChatTemplateSource = PoolChatTemplateSource()
-    """The choice of the chat template that renders the chats of the base model, and of adapters that have none of their
-    own. status.chatTemplate shows what the model's files have, status.suppliedChatTemplate what the spec gives."""
+    """The chat template for chats with the base model, and with adapters without a template. status.chatTemplate shows
+    the template in the model's files. status.suppliedChatTemplate shows the template in the spec."""
     generation_defaults: Literal["Honour", "Ignore"] = "Honour"
-    """Whether the defaults of sampling count that the model's generation_config.json sets: temperature, top_p, top_k,
-    min_p, repetition_penalty and max_new_tokens. With Honour a request has them that does not say otherwise, as in
-    vLLM. With Ignore it has those of the API. status.generationDefaults shows them."""
+    """Whether the sampling defaults in the model's generation_config.json apply: temperature, top_p, top_k, min_p,
+    repetition_penalty and max_new_tokens. With Honour they apply to requests that leave a field out, as in vLLM. With
+    Ignore the defaults of the API apply. status.generationDefaults shows them."""
     max_output_tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
-    """The most tokens of one answer. A request for more is refused; one of a chat that gives no max_tokens may have as
-    many. By default it is what the context holds beside the prompt. A pool with advanced.reservation max should set it,
-    as every request reserves this number there."""
+    """The maximum tokens of one answer. A request for more is refused. A chat without max_tokens may have this number.
+    By default the context, less the prompt, is the limit. Set the field for a pool with advanced.reservation max: each
+    request reserves this number."""
 
 
 class LoRASettings(ApiModel):
-    """What adapters may need of a runner."""
+    """Limits on the adapters of a runner."""
 
     max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] = 64
-    """The largest rank of any module of any adapter. An adapter beyond it is refused with reason RankTooLarge."""
+    """The largest rank of any module of any adapter. An adapter with a larger rank is refused with reason
+    RankTooLarge."""
 
 
-PAGE_TOKENS = 16  # every kernel takes it, and a page of any real model holds the longest row of an adapter
+PAGE_TOKENS = 16  # all kernels support it; a page of any real model holds the longest row of an adapter
 
 
 MAX_RANKS = 64  # of a runner
 
 
 class Parallelism(ApiModel):
-    """Over how many processes a runner splits the model, tensor times pipeline; on GPUs each has one."""
+    """The number of processes that a runner splits the model over: tensor times pipeline. On GPUs each process has a
+    GPU."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -94,14 +96,14 @@ class Parallelism(ApiModel):
     )
 
     tensor: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """The number of parts that each layer is split into, which makes steps faster. Heads, inner features and the
-    vocabulary have to be divisible by it."""
+    """The number of parts of each layer. More parts make steps faster. Heads, inner features and the vocabulary have to
+    be divisible by it."""
     pipeline: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """The number of stages that the layers are cut into, with as many batches in flight. It is for models that do
-    not fit otherwise."""
+    """The number of stages of the layers. As many batches are in flight. Use stages for models that do not fit
+    otherwise."""
     pods_per_runner: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """The number of pods of one runner, which start and end together, so that a runner may span nodes. Each pod has
-    an equal share of the processes and needs a GPU for each. Tensors travel between the pods unencrypted. A change
+    """The number of pods of one runner, so that a runner may span nodes. They start and end together. Each pod has an
+    equal share of the processes and needs a GPU for each process. Tensors travel between the pods unencrypted. A change
     replaces all runners at once."""
 
 
@@ -109,33 +111,35 @@ DISK_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$"
 
 
 class Offload(ApiModel):
-    """More model than memory: as many weights as fit deviceBytes stay in memory, and each step reads the others from
+    """A model larger than memory. As many weights as fit into deviceBytes stay in memory. Each step reads the rest from
     diskPath while layers compute (FlexGen)."""
 
     device_bytes: Quantity
-    """The memory of the engine of each rank, or of its GPU, for weights, KV pages, adapters and intermediate
-    results. The pod needs about 1 Gi more for the process itself."""
+    """The memory of the engine of each rank, or of its GPU, for weights, KV pages, adapters and intermediate results.
+    The pod needs about 1 Gi more for the process itself."""
     host_bytes: Quantity | None = None
-    """The host memory beside deviceBytes: with a GPU it holds weights that are copied to the GPU as layers compute,
-    and weights from the disk on their way there. Without a GPU both are one memory, and the sum counts."""
+    """The host memory in addition to deviceBytes. With a GPU it holds weights to copy to the GPU as layers compute, and
+    weights on their way from the disk. Without a GPU both are one memory, and the sum counts."""
     disk_bytes: Quantity | None = None
-    """The most bytes of packed weights on the disk, and the size limit of the pod's volume. By default there is no
-    limit."""
+    """The maximum bytes of packed weights on the disk, and the size limit of the pod's volume. The default is
+    unlimited."""
     disk_path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)]
-    """The folder of the packed weights, on a file system with direct I/O. In a cluster a volume of the pod is
-    mounted there; with `weft up` it is a folder of the machine."""
+    """The folder of the packed weights, on a file system with direct I/O. In a cluster a volume of the pod is mounted
+    there. With `weft up` it is a folder of the machine."""
     weights: Literal["bf16", "int8", "int4"] = "bf16"
-    """The format of the base model's weights: int8 halves and int4 quarters what is read, at some accuracy."""
+    """The format of the base model's weights. int8 halves and int4 quarters the bytes to read, at some loss of
+    accuracy."""
     kv: Literal["bf16", "int4"] = "bf16"
-    """The format of keys and values: int4 takes 0.28 of the bytes of bf16, at some accuracy, and needs heads whose
-    size is a multiple of 32. Without a GPU attention is computed where they lie; with one they are copied to it."""
+    """The format of keys and values. int4 takes 0.28 of the bytes of bf16, at some loss of accuracy, and needs heads
+    with a size of a multiple of 32. Without a GPU attention is computed in host memory. With a GPU keys and values are
+    copied to the GPU."""
 
 
 class Memory(ApiModel):
     """The memory of one runner."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(  # no minimum: an API server compares a whole number with its whole part
+        Rule(  # no minimum: an API server compares only the integer part of an integer value
             "fraction",
             "fraction has to be at least 0.01",
             "!has(self.fraction) || self.fraction >= 0.01",
@@ -143,38 +147,37 @@ class Memory(ApiModel):
         ),
         Rule(
             "fraction",
-            "fraction is for pools that do not offload: deviceBytes is the memory of one that does",
+            "fraction is for pools that do not offload; deviceBytes is the memory of a pool that offloads",
             "!has(self.fraction) || !has(self.offload)",
             lambda memory: memory.fraction is None or memory.offload is None,
         ),
     )
 
     fraction: Annotated[float, Field(strict=True, le=1)] | None = None
-    """How much of all the memory of its GPU, or of its container, a runner may take for weights, adapters, steps and
-    key-value pages together, as vLLM's gpu_memory_utilization: the pages are what the others leave of it. It defaults
-    to 0.9. Without a GPU there are no more pages than maxSequences sequences of the model's context take, or 1024; a
-    container without a limit of memory has 1024, and so have the processes of weft up unless this field is set. A
-    runner that would not hold one sequence of the model's context ends at its start with KvCacheTooSmall, which
-    Available then says."""
+    """The share of the memory of its GPU, or of its container, that a runner may use, as vLLM's gpu_memory_utilization.
+    Weights, adapters and steps use it first, and KV pages get the rest. The default is 0.9. Without a GPU the number of
+    pages is limited to maxSequences sequences of the model's context, or to 1024. A container without a memory limit
+    has 1024 pages. The processes of weft up also have 1024, unless this field is set. A runner without room for one
+    sequence of the model's context ends at its start, and Available has reason KvCacheTooSmall."""
     offload: Offload | None = None
-    """How the runners serve a model that is larger than their memory. Without it all weights are in memory."""
+    """The settings for a model larger than the memory of its runners. Without them all weights are in memory."""
 
 
 class EmptyDirCache(ApiModel):
-    """A folder that comes and goes with the pod."""
+    """A folder with the lifetime of its pod."""
 
     size_limit: Quantity | None = None
-    """The most that the folder may hold; the kubelet evicts a pod beyond it. The pod then requests ephemeral-storage of
-    this size and that of memory.offload.diskBytes, and is limited to 1Gi more, for logs and temporary files, unless its
-    template's resources name ephemeral-storage. By default there is no limit."""
+    """The maximum size of the folder. The kubelet evicts a pod above it. The pod requests ephemeral-storage for the sum
+    of this size and memory.offload.diskBytes. Its limit is 1Gi more, for logs and temporary files. If the template's
+    resources name ephemeral-storage, they apply instead. The default is unlimited."""
 
 
 class ClaimCache(ApiModel):
     """A folder of a PersistentVolumeClaim."""
 
     claim_name: ObjectName
-    """The name of the claim, in the pool's namespace, which the platform has to list as NAMESPACE/NAME (the chart's
-    operator.modelCache.claims). Without the claim the pods do not start, and Available is False with reason
+    """The name of the claim, in the pool's namespace. The platform has to list it as NAMESPACE/NAME (the chart's
+    operator.modelCache.claims). If the claim does not exist, the pods do not start, and Available is False with reason
     Unschedulable."""
 
 
@@ -182,9 +185,9 @@ class HostPathCache(ApiModel):
     """A folder of the node."""
 
     path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)]
-    """The folder, which the platform has to list exactly so (the chart's operator.modelCache.hostPaths). It has to
+    """The folder. The platform has to list exactly this path (the chart's operator.modelCache.hostPaths). It has to
     exist on each node and be writable for the runners' user (65532). Namespaces under the Pod Security levels baseline
-    and restricted refuse such pods."""
+    and restricted refuse pods with host paths."""
 
 
 class ModelCache(ApiModel):
@@ -200,13 +203,13 @@ class ModelCache(ApiModel):
     )
 
     empty_dir: EmptyDirCache | None = None
-    """A folder of each pod, which is empty when the pod starts."""
+    """A folder of each pod. It is empty when the pod starts."""
     persistent_volume_claim: ClaimCache | None = None
-    """A folder that runners share: they lock each blob, so that one downloads it and the others take it. The claim has
-    to be ReadWriteMany where its pods are on several nodes, of a file system that passes on flock's locks."""
+    """A folder shared by runners. They lock each blob, so that each blob is downloaded once. The claim has to be
+    ReadWriteMany if its pods run on several nodes. Its file system has to support flock's locks across nodes."""
     host_path: HostPathCache | None = None
-    """A folder of the node, which all runners there share as those of a claim do, also those of other pools. With weft
-    up it is any folder of the machine."""
+    """A folder of the node, shared by all its runners as with a claim, including runners of further pools. With weft up
+    it is any folder of the machine."""
 
     @property
     def is_shared(self) -> bool:
@@ -218,8 +221,8 @@ Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
 
 
 class Fairness(ApiModel):
-    """Shares of the namespaces whose requests wait: the one that was served least by its weight is next
-    (virtual token counter, OSDI 2024), and the queue's order holds inside a namespace."""
+    """Shares of the namespaces with waiting requests. The namespace with the least service, divided by its weight, is
+    next (virtual token counter, OSDI 2024). The queue's order applies within a namespace."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -231,11 +234,11 @@ class Fairness(ApiModel):
     )
 
     weights: Annotated[dict[str, Weight], Field(max_length=256)] | None = None
-    """The shares of namespaces relative to each other. A namespace that is not named has 1."""
+    """The shares of namespaces relative to each other. A namespace without an entry has 1."""
 
 
 class ServiceLevelObjectives(ApiModel):
-    """Within what times requests should be answered."""
+    """Target times for answers to requests."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -247,19 +250,19 @@ class ServiceLevelObjectives(ApiModel):
     )
 
     ttft_ms: Annotated[int, Field(strict=True, ge=1, le=3_600_000)] | None = None
-    """The most milliseconds from a request's arrival to its first token. Autoscaling asks for enough runners to
+    """The maximum milliseconds from the arrival of a request to its first token. Autoscaling asks for enough runners to
     keep it."""
     token_time_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 100
-    """The most milliseconds between two tokens of a running sequence. Prompts are processed in chunks that keep it,
-    and a runner takes no more sequences than its measured steps allow for it. People read a token each 187 ms (S3)."""
+    """The maximum milliseconds between two tokens of a running sequence. Prompts are processed in chunks that keep it.
+    A runner takes only as many sequences as its measured steps allow. People read a token each 187 ms (S3)."""
     admission: Literal["Queue", "Reject"] = "Queue"
-    """What happens to a request that would wait longer than ttftMs by the estimate. With Reject it is answered 429
-    at once, with a retry-after. With Queue it waits."""
+    """The action for a request with an estimated wait longer than ttftMs. With Reject it is answered 429 at once, with
+    a retry-after. With Queue it waits."""
 
 
 class Advanced(ApiModel):
-    """Choices that the defaults make well for nearly every pool. They may change or go in a later release without being
-    served beside their successors."""
+    """Settings with a good default for nearly every pool. A later release may change or remove a setting without a
+    period of support for both forms."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -267,56 +270,55 @@ class Advanced(ApiModel):
             "maxBatchTokens must be at least maxSequences: each sequence adds a token an iteration",
             "!has(self.maxBatchTokens) || !has(self.maxSequences) || self.maxBatchTokens >= self.maxSequences",
             lambda advanced: (
-                None in (most := (advanced.max_batch_tokens, advanced.max_sequences)) or most[0] >= most[1]
+                None in (limits := (advanced.max_batch_tokens, advanced.max_sequences)) or limits[0] >= limits[1]
             ),
         ),
     )
 
     queue: Literal["fcfs", "s3", "shortest"] = "fcfs"
-    """The order in which waiting requests get a runner. With fcfs the first that came is first. With s3 the largest
-    predicted memory that fits is first. With shortest the shortest expected answer is first, aged so that it waits
-    for no more than three times the backlog that it found, and for none that arrived ten minutes after it."""
+    """The order of waiting requests. fcfs is first come, first served. s3 takes the request with the largest predicted
+    memory that fits. shortest takes the shortest expected answer. Its aging limits a wait to three times the backlog at
+    arrival. A request never waits for arrivals more than ten minutes later."""
     reservation: Literal["calibrated", "constant", "max", "paged", "pooled", "s3"] = "calibrated"
-    """The memory that is reserved for an answer. calibrated reserves the predicted p90 of its length, s3 the edge
-    of the predicted bucket, constant the p90 of the pool's answers, max the request's max_tokens. paged reserves
-    nothing: a page is taken when it is needed. pooled does as paged on the runner, and admits as many requests as
-    are expected to fit together, with a margin for their sum."""
+    """The memory to reserve for an answer. calibrated reserves the predicted p90 of its length, and s3 the edge of the
+    predicted bucket. constant reserves the p90 of the pool's answers, and max the request's max_tokens. paged reserves
+    nothing: a page is taken when it is needed. pooled does as paged on the runner. It admits as many requests as are
+    expected to fit together, with a margin for their sum."""
     consolidation: Literal["autoscaled", "always", "never"] = "never"
-    """When requests of a lightly loaded runner migrate to fuller ones, so that the runner becomes idle (Punica,
-    section 5.3). autoscaled means while the pool has more runners than minReplicas, always means also where no
-    runner can be released. While no runner is to come, full batches also grow by what makes steps a tenth slower
-    before a lightly loaded runner grows. By default requests stay: an autoscaled pool gives its runners back as soon
-    without, and its first tokens come earlier."""
+    """When requests of a lightly loaded runner migrate to fuller ones, so that the runner becomes idle (Punica, section
+    5.3). With autoscaled they migrate while the pool has more runners than minReplicas. With always they migrate even
+    if the pool cannot release a runner. While the pool starts no runner, full batches also grow, up to steps a tenth
+    slower, before a lightly loaded runner grows. By default requests stay: an autoscaled pool releases its runners as
+    soon without, and first tokens come earlier."""
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
-    """The most requests that wait. A request beyond it is answered 429 with a computed retry-after, unless its
+    """The maximum number of waiting requests. A further request is answered 429 with a computed retry-after, unless its
     namespace has less than its share of the waiting requests."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
-    """The most sequences in one batch of one runner. By default a runner on a GPU takes 256 to 1024, by the memory
-    that weights leave, and one without 32; for a pool that offloads, the policy of its runners decides, up to this
+    """The maximum number of sequences in one batch of one runner. The default on a GPU is 256 to 1024, by the memory
+    left by the weights, and 32 without a GPU. For a pool that offloads, the policy of its runners decides, up to this
     number."""
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] | None = None
-    """The most tokens of one iteration of one runner; longer prompts are processed in chunks. By default a runner on
-    a GPU takes 2048 to 8192, by the memory that weights leave, and one without 512; for a pool that offloads, the
-    policy of its runners decides."""
+    """The maximum tokens of one iteration of one runner. Longer prompts are processed in chunks. The default on a GPU
+    is 2048 to 8192, by the memory left by the weights, and 512 without a GPU. For a pool that offloads, the policy of
+    its runners decides."""
     max_adapters: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """The most adapters that are on the device of one runner at the same time. It defaults to as many as the
-    runner's pages hold beside its sequences. More adapters than this can be served: they take turns."""
+    """The maximum number of adapters on the device of one runner at the same time. By default the runner's pages
+    decide, after room for its sequences. A pool can serve more adapters: they take turns."""
     kv_pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
-    """The number of key-value pages of one runner, of 16 tokens each. A number is taken as it is, whatever
-    memory.fraction says, and bounds the context where it holds less than the model's. By default memory.fraction
-    decides; for a pool that offloads, the policy of its runners. status.kvCache has the number that they found."""
+    """The number of key-value pages of one runner, of 16 tokens each. An explicit number applies regardless of
+    memory.fraction. It limits the context if it holds less than the model's. By default memory.fraction decides. For a
+    pool that offloads, the policy of its runners decides. status.kvCache has the actual number."""
     kv_across_classes: Annotated[bool, Field(strict=True)] = False
-    """Whether KV may go to a runner of another numerics class, which computes in another order of sums or
-    precision. The text may then differ from that of one runner. The metric weft_scheduler_hand_offs_total counts
-    it."""
+    """Whether KV may go to a runner of another numerics class, with a different order of sums or precision. The text
+    may then differ from the text of one runner. The metric weft_scheduler_hand_offs_total counts hand-offs."""
     sparse_attention: Literal["Off", "TopK"] = "Off"
-    """Whether a token of a pool that offloads attends to the best tenth of its keys only (TopK), so that only their
-    values are read, at some accuracy. A machine on which it was not measured to be a tenth faster does not use it."""
+    """Whether a token of a pool that offloads attends only to the best tenth of its keys (TopK). Only their values are
+    read, at some loss of accuracy. A machine uses it only if a measurement shows a tenth more speed."""
     speculation: Literal["Suffix", "Off"] = "Suffix"
-    """Whether runners draft what an answer may go on with, from its own text and from the latest answers of its
-    namespace with its adapter, and check a draft in one step (Suffix). Answers are the same to the bit. It is used
-    where a runner computes a step of several tokens with the bits of single ones: on CPUs, in one process. Off keeps
-    no answers, and the time of an answer then says nothing of what the same namespace was answered before."""
+    """Whether runners draft the continuation of an answer and check a draft in one step (Suffix). Drafts come from the
+    answer itself, and from the latest answers of its namespace with its adapter. Answers are the same to the bit.
+    Runners speculate only if a step of several tokens gives the bits of single steps: on CPUs, in one process. Off
+    keeps no answers. Then the time of an answer says nothing about earlier answers of the namespace."""
 
 
 def _bound(value: object) -> int | str:
@@ -324,7 +326,7 @@ def _bound(value: object) -> int | str:
         return value
     if isinstance(value, str) and re.fullmatch(r"(100|[1-9]?[0-9])%", value):
         return value
-    raise ValueError(f"no number of runners; write 0 to {MAX_POOL_RUNNERS}, or 0% to 100%")
+    raise ValueError(f"expected a number of runners: write 0 to {MAX_POOL_RUNNERS}, or 0% to 100%")
 
 
 Bound = Annotated[
@@ -346,7 +348,7 @@ NONE = "(self.{0} == 0 || self.{0} == '0%')"
 
 
 class Rollout(ApiModel):
-    """How runners are replaced by ones of another template."""
+    """How runners with a new template replace older runners."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -360,39 +362,40 @@ class Rollout(ApiModel):
     )
 
     max_unavailable: Bound = 1
-    """The most runners of the pool that are missing while runners are replaced, a number or a percentage of the wanted
-    ones, rounded down. One is replaced where it and maxSurge come to 0. Of several groups one is replaced at a time; a
-    group waits until all runners of the one before it are ready, and Progressing says so. As long as the first new
-    runner is not ready, no other one is replaced; writing the template that was there before takes it back."""
+    """The maximum number of runners missing during a replacement: a number, or a percentage of the desired runners,
+    rounded down. If it and maxSurge both round to 0, one runner is replaced at a time. Of several groups, one is
+    replaced at a time. A group waits until all runners of the previous group are ready, and Progressing says so. Until
+    the first new runner is ready, no further runner is replaced. Write the previous template to roll back."""
     max_surge: Bound = 0
-    """The most runners beyond the wanted ones while runners are replaced, a number or a percentage of the wanted ones,
-    rounded up. They need accelerators of their own. Runners of several pods (podsPerRunner) and the processes of weft
-    up are replaced without any."""
+    """The maximum number of additional runners during a replacement: a number, or a percentage of the desired runners,
+    rounded up. They need additional accelerators. Runners of several pods (podsPerRunner) and the processes of weft up
+    are replaced without additional runners."""
 
 
 class DisruptionBudget(ApiModel):
-    """How evictions of runners are bounded, as the drain of a node asks for them."""
+    """Limits on evictions of runners, as requested by the drain of a node."""
 
     max_unavailable: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] = 1
-    """The most ready runners of the pool that evictions may take away at a time; the pool's PodDisruptionBudget has
-    it. With 0 the API server refuses to evict a ready runner, and the operator moves it: as soon as its node is
-    unschedulable, another runner is started elsewhere, and the first one is stopped once the other one is ready. That
-    needs room for one runner more; without it the drain of the node waits. Runners of several pods need at least 1."""
+    """The maximum number of ready runners of the pool that evictions may remove at a time. It is the limit of the
+    pool's PodDisruptionBudget. With 0 the API server refuses to evict a ready runner, and the operator moves the
+    runner. When its node becomes unschedulable, a second runner is started on another node. Once the second is ready,
+    the first is stopped. Without room for the second runner the drain of the node waits. Runners of several pods need
+    at least 1."""
 
 
 class Phases(ApiModel):
-    """Whether prompts and the tokens after them are computed by runners of their own (Splitwise)."""
+    """Whether dedicated runners compute prompts and later tokens (Splitwise)."""
 
     mode: Literal["Unified", "Split"] = "Unified"
-    """Whether runners of their own compute prompts (Splitwise). With Unified each runner computes prompts in chunks
-    beside its running sequences. With Split one runner computes a prompt and sends its KV to another, which
-    computes the tokens after the first, so that no prompt delays another request's tokens. While requests wait some
-    runners do both, but for one of each phase; a runner that is alone always does. Split needs runners that can send
-    KV to each other."""
+    """Whether dedicated runners compute prompts (Splitwise). With Unified each runner computes prompts in chunks along
+    with its running sequences. With Split one runner computes a prompt and sends its KV to a second runner, which
+    computes the tokens after the first. Then no prompt delays another request's tokens. While requests wait, some
+    runners compute both, except one of each phase. A single runner always computes both. Split needs runners that can
+    send KV to each other."""
 
 
 class Autoscaling(ApiModel):
-    """Runners by demand: as many as waiting and running requests need, at once and not one by one."""
+    """Runners by demand: as many as waiting and running requests need, added all at once."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -404,12 +407,12 @@ class Autoscaling(ApiModel):
     )
 
     min_replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] = 1
-    """The least number of runners. With 0 there is none while there are no requests; the gateway holds the first
-    request until a runner is ready, for as long as the platform says (gateway.holdSeconds)."""
+    """The minimum number of runners. With 0 all runners stop without requests. The gateway holds the first request
+    until a runner is ready, at most for the platform's gateway.holdSeconds."""
     max_replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_POOL_RUNNERS)]
-    """The largest number of runners."""
+    """The maximum number of runners."""
     idle_seconds: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60
-    """The seconds that runners stay without work before some are given back."""
+    """The seconds that runners stay without work before the pool releases some."""
 
 
 class ServingPoolSpec(ApiModel):
@@ -418,7 +421,7 @@ class ServingPoolSpec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "autoscaling",
-            "replicas and autoscaling exclude each other; leave one of them out",
+            "replicas and autoscaling exclude each other; remove replicas or autoscaling",
             "!(has(self.replicas) && has(self.autoscaling))",
             lambda spec: spec.replicas is None or spec.autoscaling is None,
         ),
@@ -449,7 +452,7 @@ class ServingPoolSpec(ApiModel):
         ),
         Rule(
             "runnerGroups",
-            "with phases.mode Split all groups have the same phase: nobody is left for the other one",
+            "with phases.mode Split all groups have the same phase: add a group for the missing phase",
             "self.phases.mode == 'Unified' || !has(self.runnerGroups) || size(self.runnerGroups) == 0 || "
             "!(self.runnerGroups.all(group, has(group.phase) && group.phase == 'Prompt') || "
             "self.runnerGroups.all(group, has(group.phase) && group.phase == 'Token'))",
@@ -457,7 +460,7 @@ class ServingPoolSpec(ApiModel):
         ),
         Rule(
             "memory.offload",
-            "ranks of a tensor split do not offload: split by parallelism.pipeline, each stage has a budget of its own",
+            "ranks of a tensor split do not offload: split by parallelism.pipeline, with a budget for each stage",
             "!has(self.memory.offload) || self.parallelism.tensor == 1",
             lambda spec: spec.memory.offload is None or spec.parallelism.tensor == 1,
         ),
@@ -493,15 +496,14 @@ class ServingPoolSpec(ApiModel):
     )
 
     model: PoolModel
-    """The base model that the pool serves."""
+    """The base model of the pool."""
     replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] | None = None
-    """The number of runners, set by people or by an autoscaler through /scale; no controller of Weft writes it. It
-    excludes autoscaling. With neither there is one runner."""
+    """The number of runners, set by people or by an autoscaler through /scale. No controller of Weft writes it. It
+    excludes autoscaling. Without both fields there is one runner."""
     autoscaling: Autoscaling | None = None
-    """The bounds of the built-in autoscaler, which follows demand. It excludes replicas."""
+    """The limits of the built-in autoscaler, which follows demand. It excludes replicas."""
     template: RunnerTemplate | None = None
-    """The pods of the runners, for groups without a template of their own. The platform's settings hold for what is
-    unset."""
+    """The pods of the runners, for groups without a template. The platform's settings apply to unset fields."""
     runner_groups: (
         Annotated[
             tuple[RunnerGroup, ...],
@@ -514,83 +516,83 @@ class ServingPoolSpec(ApiModel):
     ) = None
     """The groups of runners, for several kinds of hardware. By default there is one group, named runners."""
     lora: LoRASettings = LoRASettings()
-    """The bounds of the adapters that a runner serves."""
+    """The limits on the adapters of a runner."""
     slo: ServiceLevelObjectives | None = None
-    """The times within which requests should be answered. status.slo has the share that met them. Without it no
-    attainment is measured."""
+    """The target times for answers to requests. status.slo has the share of requests within them. Without targets,
+    attainment is not measured."""
     fairness: Fairness | None = None
-    """How the namespaces whose requests wait share the pool."""
+    """How namespaces with waiting requests share the pool."""
     phases: Phases = Phases()
-    """Whether runners of their own compute prompts and the tokens after them."""
+    """Whether dedicated runners compute prompts and the tokens after them."""
     parallelism: Parallelism = Parallelism()
-    """How one runner splits the model over processes. The template's resources have a GPU for each process of a
-    pod."""
+    """How one runner splits the model over processes. The template's resources have a GPU for each process of a pod."""
     memory: Memory = Memory()
-    """The memory of one runner, and how it serves a model that is larger."""
+    """The memory of one runner, and the settings for a larger model."""
     model_cache: ModelCache | None = None
     """The folder in which runners keep the files of the base model and of adapters. In a cluster the platform lists the
-    folders of nodes and the claims that pools may name, by default none: others are refused with VolumeNotAllowed. In a
-    folder that they share nothing is removed that a living runner uses, and what none uses only until a fifth of the
-    disk is free, what was used longest ago first. By default it is an emptyDir without a limit. A change replaces the
-    runners."""
+    folders of nodes and the claims that pools may name, by default none. A volume outside the list is refused with
+    VolumeNotAllowed. In a shared folder, files in use by a living runner stay. Unused files are removed, least recently
+    used first, only until a fifth of the disk is free. The default is an emptyDir without a limit. A change replaces
+    the runners."""
     rollout: Rollout = Rollout()
-    """How runners are replaced when the pool changes. When what the installation gives all runners changes (a new
-    version), pools are replaced one after the other, those in order first, unless the platform allows more at a
-    time."""
+    """How runners are replaced when the pool changes. A change of the installation's settings for all runners (a new
+    version) also replaces them. Then pools are replaced one after another, pools in order first, unless the platform
+    allows more at a time."""
     disruption_budget: DisruptionBudget = DisruptionBudget()
-    """How evictions of runners are bounded, as the drain of a node asks for them."""
+    """The limits on evictions of runners, as requested by the drain of a node."""
     paused: Annotated[bool, Field(strict=True)] = False
-    """Whether runners stay as they are: none is started, replaced, scaled or stopped while it is true, whatever else
-    the spec says. What runs goes on serving, also adapters that are added. Progressing is Unknown with reason
-    Paused."""
+    """Whether runners stay as they are. While it is true no runner is started, replaced, scaled or stopped, regardless
+    of the rest of the spec. Running runners keep serving, including newly added adapters. Progressing is Unknown with
+    reason Paused."""
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
-    """The seconds that streams of a replaced or deleted adapter, or of a runner that ends, may take to finish. The
-    pod of a runner has 30 s more to end."""
+    """The seconds that streams of a replaced or deleted adapter, or of an ending runner, may take to finish. The pod of
+    a runner has 30 s more to end."""
     allowed_namespaces: Annotated[tuple[NamespaceOrAll, ...], Field(max_length=256)] | None = None
-    """The namespaces, beside the pool's own, whose adapters the pool serves and that may call its base model. An entry
-    "*" stands for every namespace."""
+    """The namespaces, in addition to the pool's namespace, with access to the pool. The pool serves their adapters, and
+    they may call its base model. An entry "*" stands for every namespace."""
     advanced: Advanced = Advanced()
-    """The choices that the defaults make well for nearly every pool. They are subject to change."""
+    """The settings with a good default for nearly every pool. They are subject to change."""
 
 
 class LastScale(ApiModel):
-    """The newest change of the wanted number of runners."""
+    """The newest change of the desired number of runners."""
 
     time: Timestamp
     """The time of the decision."""
     from_: Annotated[Count, Field(alias="from")]
-    """The number of runners that were desired before."""
+    """The desired number of runners before the change."""
     to: Count
-    """The number of runners that are desired since."""
+    """The desired number of runners after the change."""
     reason: Annotated[str, Field(max_length=1024)]
     """The reason of the decision, for people."""
 
 
 class AdapterCounts(ApiModel):
-    """Adapters that refer to the pool."""
+    """The numbers of adapters of the pool."""
 
     total: Annotated[int, Field(strict=True, ge=0)] = 0
-    """The number of adapters that refer to the pool."""
+    """The number of adapters referring to the pool."""
     ready: Annotated[int, Field(strict=True, ge=0)] = 0
-    """The number of adapters that clients can call."""
+    """The number of adapters available to clients."""
 
 
 Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
 class SloStatus(ApiModel):
-    """Percent of the requests finished in about five minutes that met the objectives; written once a minute at most."""
+    """The percentages of requests within the objectives, among requests finished in about the last five minutes. They
+    are written at most once a minute."""
 
     attained_percent: Percent
-    """The percentage of requests that met both objectives."""
+    """The percentage of requests within both objectives."""
     ttft_percent: Percent
-    """The percentage of requests that met ttftMs."""
+    """The percentage of requests within ttftMs."""
     token_time_percent: Percent
-    """The percentage of requests that met tokenTimeMs."""
+    """The percentage of requests within tokenTimeMs."""
 
 
 class WantedStatus(ApiModel):
-    """Wanted runners by the phase of their groups."""
+    """The desired runners by the phase of their groups."""
 
     prompt: Count
     """The number of runners of groups for prompts."""
@@ -601,91 +603,91 @@ class WantedStatus(ApiModel):
 
 
 class PhasesStatus(ApiModel):
-    """Runners by what they compute; written when there are more or fewer, else once a minute at most."""
+    """The number of runners by role. It is written when the total changes, and otherwise at most once a minute."""
 
     prompt: Count
-    """The number of runners that compute prompts."""
+    """The number of runners computing prompts."""
     token: Count
-    """The number of runners that compute the tokens after the first."""
+    """The number of runners computing the tokens after the first."""
     mixed: Count
-    """The number of runners that compute both."""
+    """The number of runners computing both phases."""
     message: Annotated[str, Field(max_length=1024)] = ""
-    """The reason for these numbers, for people."""
+    """The reason for the numbers, for people."""
     wanted: WantedStatus | None = None
-    """The desiredReplicas by the phase of their groups, where an autoscaled pool has groups for a phase."""
+    """The desiredReplicas by the phase of their groups, if an autoscaled pool has groups for a phase."""
 
 
 class KVCacheStatus(ApiModel):
-    """The key-value memory that runners have."""
+    """The key-value memory of the runners."""
 
     pages: Count
-    """The number of pages of the ready runner with the fewest, as advanced.kvPages gives it or as it was found."""
+    """The smallest number of pages of any ready runner, from advanced.kvPages or as measured by the runner."""
 
 
 class GenerationDefaults(ApiModel):
-    """What a request has that does not say."""
+    """The sampling values for requests without a value."""
 
     temperature: float | None = None
     """The temperature."""
     top_p: float | None = None
-    """The share of the probability that is sampled from."""
+    """The cumulative probability of the tokens to sample from."""
     top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
-    """The number of the likeliest tokens that are sampled from. 0 and -1 mean all of them."""
+    """The number of the likeliest tokens to sample from. 0 and -1 mean all of them."""
     min_p: float | None = None
-    """The share of the likeliest token's probability that a token needs."""
+    """The minimum probability of a token, as a share of the likeliest token's probability."""
     repetition_penalty: float | None = None
-    """The penalty of the tokens of prompt and answer."""
+    """The penalty for tokens of the prompt and the answer."""
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """The most tokens of an answer, max_new_tokens in the file."""
+    """The maximum tokens of an answer, max_new_tokens in the file."""
 
 
 class ServingPoolStatus(ApiModel):
     """The observed state."""
 
     observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """The metadata.generation that the status describes."""
+    """The metadata.generation described by the status."""
     base_digest: DigestText | None = None
-    """The digest of the base model that is served."""
+    """The digest of the base model in service."""
     architecture: Annotated[str, Field(max_length=64)] | None = None
-    """The architecture of the base model, as its config.json names it. One without a head, as MistralModel, serves
-    embeddings alone."""
+    """The architecture of the base model, as its config.json names it. A model without a head, as MistralModel, serves
+    only embeddings."""
     eos_token_ids: TokenIds | None = None
-    """The tokens that end an answer, as the model's generation_config.json, config.json and tokenizer name them."""
+    """The tokens that end an answer, from the model's generation_config.json, config.json and tokenizer."""
     generation_defaults: GenerationDefaults | None = None
-    """The defaults of sampling that the model's generation_config.json sets, whether they count or not."""
+    """The sampling defaults in the model's generation_config.json, whether they apply or not."""
     chat_template: ChatTemplateStatus | None = None
     """The chat template of the base model's files."""
     supplied_chat_template: SuppliedTemplateStatus | None = None
-    """The chat template that spec.model.chatTemplate gives, in place of that of the files."""
+    """The chat template given by spec.model.chatTemplate, in place of the template in the files."""
     max_context_tokens: Count | None = None
-    """The number of positions of the base model, which bounds prompt and answer together; the pages of runners may
-    bound them further."""
+    """The number of positions of the base model. It limits prompt and answer together. The pages of runners may limit
+    them further."""
     kv_cache: KVCacheStatus | None = None
-    """The key-value memory of one runner, as its runners reported it last."""
+    """The key-value memory of one runner, as last reported by the runners."""
     desired_replicas: Count | None = None
-    """The number of runners that are desired now."""
+    """The current desired number of runners."""
     replicas: Count | None = None
-    """The number of runners that exist."""
+    """The number of existing runners."""
     ready_replicas: Count | None = None
-    """The number of runners that take requests."""
+    """The number of runners ready for requests."""
     selector: Annotated[str, Field(max_length=512)] | None = None
-    """The label selector of the runners' pods, which /scale reports to autoscalers."""
+    """The label selector of the runners' pods. /scale reports it to autoscalers."""
     last_scale: LastScale | None = None
     """The newest change of the desired number of runners."""
     adapters: AdapterCounts | None = None
-    """The number of adapters that refer to the pool."""
+    """The number of adapters referring to the pool."""
     slo: SloStatus | None = None
-    """The share of requests that met spec.slo."""
+    """The share of requests within spec.slo."""
     phases: PhasesStatus | None = None
     """The runners by role, with phases.mode Split."""
     conditions: Conditions = ()
-    """The conditions Accepted, Fetched, ChatTemplate, Available, Progressing and Ready. ChatTemplate: the chat
-    template that counts renders; while it is False chats are refused and completions go on. Available: at least
-    one runner serves. Ready: every wanted runner serves, or none is wanted."""
+    """The conditions Accepted, Fetched, ChatTemplate, Available, Progressing and Ready. ChatTemplate: the chat template
+    in use renders. While it is False chats are refused and completions go on. Available: at least one runner serves.
+    Ready: every desired runner serves, or none is desired."""
 
 
 class ServingPool(Resource):
-    """Runners that share one base model and serve its adapters."""
+    """A base model, its runners, and the adapters that they serve."""
 
     kind: Literal["ServingPool"] = "ServingPool"
     spec: ServingPoolSpec
@@ -697,8 +699,8 @@ class ServingPool(Resource):
 
 
 def _within_memory(spec: ServingPoolSpec) -> bool:
-    """Whether the memory of an offload pool is within the container's limit, where both are known. Host bytes count
-    against it, and device bytes unless the device is a GPU."""
+    """Return whether the memory of a pool that offloads is within the container's limit, if both are known. Host bytes
+    count, and device bytes unless the device is a GPU."""
     limits = (spec.template.resources.limits if spec.template and spec.template.resources else None) or {}
     offload = spec.memory.offload
     if offload is None or "memory" not in limits:

@@ -1,9 +1,9 @@
-"""What the owner of a pool may set of its pods, and no more.
+"""The settings of a pool's pods available to its owner.
 
-A pool's owner gets neither volumes, security contexts, service accounts nor commands, nor annotations by which a
-container runtime or an injector gives them: with them a pool would be a way to a node's files or to another's rights.
-Those are the platform's (`--runner-defaults` of the operator, the chart's values), and so is the list of folders that
-`modelCache` may name.
+A pool's owner cannot set volumes, security contexts, service accounts or commands, nor annotations by which a container
+runtime or an injector grants them. With them a pool would give access to a node's files or to foreign rights. The
+platform sets them (`--runner-defaults` of the operator, the chart's values), and also the list of folders for
+`modelCache`.
 """
 
 import re
@@ -19,7 +19,7 @@ from weft.api.pod_scheduling import ATOMIC, LABEL_KEY_PATTERN, Labels, Toleratio
 ENV_NAME_PATTERN = r"^[A-Za-z_.-][A-Za-z0-9_.-]*$"
 IMAGE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 MAX_POOL_RUNNERS = 1024
-GPU = "nvidia.com/gpu"  # the resource: a pool whose template limits it has runners on GPUs
+GPU = "nvidia.com/gpu"  # the resource: a limit on it in the template means runners on GPUs
 QUANTITY_PATTERN = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 RESERVED = ("serving.weft.dev/", "app.kubernetes.io/", "controller.kubernetes.io/")
 OF_THE_NODE = (  # annotations by which runtimes and Istio lift confinement, or mount devices and volumes
@@ -32,7 +32,7 @@ _BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-
 
 
 def amount(quantity: int | str) -> Decimal:
-    """The number that a quantity (of QUANTITY_PATTERN) stands for."""
+    """Return the number of a quantity (of QUANTITY_PATTERN)."""
     text = str(quantity)
     if text[-2:] in _BINARY:
         return Decimal(text[:-2]) * 2 ** _BINARY[text[-2:]]
@@ -45,7 +45,7 @@ def _checked(value: object) -> int | str:
     number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if isinstance(value, int | str) and (number or (isinstance(value, str) and re.match(QUANTITY_PATTERN, value))):
         return value
-    raise ValueError("no quantity; write for example 2, 500m or 64Gi")
+    raise ValueError("expected a quantity, for example 2, 500m or 64Gi")
 
 
 Quantity = Annotated[
@@ -63,14 +63,14 @@ def _keys(field: str, entries: Callable[[Any], dict[str, str] | None]) -> Rule:
 
     return Rule(
         field,
-        "no label key; one is NAME or DOMAIN/NAME",
+        "expected a label key: NAME or DOMAIN/NAME",
         f"!has(self.{field}) || self.{field}.all(key, size(key) <= 317 && key.matches(r'{LABEL_KEY_PATTERN}'))",
         holds,
     )
 
 
 def _not_reserved(
-    field: str, entries: Callable[[Any], dict[str, str] | None], prefixes: tuple[str, ...], whose: str
+    field: str, entries: Callable[[Any], dict[str, str] | None], prefixes: tuple[str, ...], owner: str
 ) -> Rule:
     def holds(value: Any) -> bool:
         return not any(key.startswith(prefixes) for key in entries(value) or {})
@@ -78,14 +78,14 @@ def _not_reserved(
     reserved = " || ".join(f"key.startsWith('{prefix}')" for prefix in prefixes)
     return Rule(
         field,
-        f"keys that begin with {', '.join(prefixes)} are {whose}",
+        f"keys that begin with {', '.join(prefixes)} are {owner}",
         f"!has(self.{field}) || !self.{field}.exists(key, {reserved})",
         holds,
     )
 
 
 class Resources(ApiModel):
-    """What one runner may use of its node."""
+    """The resources of a node available to a runner."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -98,14 +98,14 @@ class Resources(ApiModel):
     )
 
     limits: Amounts | None = None
-    """The most of each resource that the container may use. Accelerators are given here, for example
-    nvidia.com/gpu: 1."""
+    """The maximum of each resource that the container may use. Accelerators are set here, for example nvidia.com/gpu:
+    1."""
     requests: Amounts | None = None
-    """The amount of each resource that a node has to have free. It defaults to limits and cannot exceed them."""
+    """The free amount of each resource that a node needs. The default is limits. It cannot exceed them."""
 
 
 class EnvVar(ApiModel):
-    """One environment variable. No reference to Secrets: runners have nothing to log in to."""
+    """An environment variable. References to Secrets are not supported: runners do not log in anywhere."""
 
     name: Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=255)]
     """The name of the variable."""
@@ -114,7 +114,7 @@ class EnvVar(ApiModel):
 
 
 class RunnerTemplate(ApiModel):
-    """The pods of runners. What is unset is the platform's; the grace period follows drainSeconds."""
+    """The pods of runners. The platform's settings apply to unset fields. The grace period follows drainSeconds."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _keys("labels", lambda template: template.labels),
@@ -126,44 +126,43 @@ class RunnerTemplate(ApiModel):
         unique_names("env", lambda template: template.env),
         Rule(
             "priorityClassName",
-            "classes that begin with system- are the cluster's own: they push other people's pods off their nodes",
+            "classes that begin with system- are for the cluster: they preempt foreign pods",
             "!has(self.priorityClassName) || !self.priorityClassName.startsWith('system-')",
             lambda template: not (template.priority_class_name or "").startswith("system-"),
         ),
     )
 
     image: Annotated[str, Field(pattern=IMAGE_PATTERN, max_length=512)] | None = None
-    """The runner's container image. It defaults to the platform's."""
+    """The runner's container image. The default is the platform's."""
     resources: Resources | None = None
-    """The resources of one runner's container. They default to the platform's."""
+    """The resources of one runner's container. The default is the platform's."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64, json_schema_extra=_BY_NAME)] | None = None
     """The environment variables of the runner."""
     labels: Labels | None = None
-    """The labels of the pods, beside the operator's own."""
+    """The labels of the pods, in addition to the operator's labels."""
     annotations: Annotations | None = None
-    """The annotations of the pods, beside the operator's own."""
+    """The annotations of the pods, in addition to the operator's annotations."""
     node_selector: Labels | None = None
-    """The labels that a node has to have to run the pods."""
+    """The labels that a node needs to run the pods."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32, json_schema_extra=ATOMIC)] | None = None
-    """The taints of nodes that the pods tolerate."""
+    """The taints tolerated by the pods."""
     affinity: Unparsed | None = None
-    """The rules that attract the pods to nodes and to other pods, or keep them apart, as in core/v1. The API server
-    judges them before a runner is replaced; what it refuses is Progressing False with reason ChildRefused."""
+    """The rules that attract the pods to nodes and to pods, or keep them apart, as in core/v1. The API server judges
+    them before a runner is replaced. If it refuses them, Progressing is False with reason ChildRefused."""
     topology_spread_constraints: (
         Annotated[tuple[Unparsed, ...], Field(max_length=8, json_schema_extra=ATOMIC)] | None
     ) = None
-    """The rules by which the pods are spread over zones or nodes, as in core/v1, judged as affinity is. Without a
-    labelSelector one counts the group's runners."""
+    """The rules that spread the pods over zones or nodes, as in core/v1. The API server judges them as it does
+    affinity. Without a labelSelector a rule counts the group's runners."""
     priority_class_name: ObjectName | None = None
-    """The name of the pods' PriorityClass. The cluster's own classes, whose names begin with system-, are refused."""
+    """The name of the pods' PriorityClass. The cluster's classes, with names that begin with system-, are refused."""
     runtime_class_name: ObjectName | None = None
     """The name of the pods' RuntimeClass."""
 
 
 class RunnerGroup(ApiModel):
-    """Runners of one kind. The pool's runners are the sum; groups fill up in list order and empty in reverse, or follow
-    their phases where phases are split.
-    """
+    """Runners of one kind of hardware. The sum of all groups is the pool's number of runners. Groups fill up in list
+    order and empty in reverse, or follow their phases if phases are split."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -177,15 +176,15 @@ class RunnerGroup(ApiModel):
     name: Annotated[Label, Field(max_length=32)]
     """The name of the group, unique in its pool."""
     template: RunnerTemplate | None = None
-    """The pods of this group, in place of the pool's template. Nothing is merged."""
+    """The pods of this group, in place of the pool's template. The two are not merged."""
     min_runners: Annotated[int, Field(strict=True, ge=0, le=MAX_POOL_RUNNERS)] = 0
-    """The number of runners that this group gets before any group gets more than its own minimum."""
+    """The number of runners of this group before any group gets more than its minimum."""
     max_runners: Annotated[int, Field(strict=True, ge=1, le=MAX_POOL_RUNNERS)] | None = None
-    """The most runners of this group. By default the pool's number alone bounds it."""
+    """The maximum number of runners of this group. By default only the pool's number limits it."""
     phase: Literal["Any", "Prompt", "Token"] = "Any"
-    """The phase that the group's hardware is for, with phases.mode Split. Its runners are in that role where the
-    other phase has a runner, too, and an autoscaled pool counts the groups of each phase apart: each grows with the
-    demand of its phase. With Any the scheduler decides by what requests are like."""
+    """The phase of the group's hardware, with phases.mode Split. Its runners have this role if the opposite phase also
+    has a runner. An autoscaled pool counts the groups of each phase separately: each grows with the demand of its
+    phase. With Any the scheduler decides by the current requests."""
 
 
 def _within(requests: dict[str, int | str], limits: dict[str, int | str]) -> bool:

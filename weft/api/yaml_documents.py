@@ -1,9 +1,9 @@
-"""YAML text -> documents, bounded before they are built and without surprises while they are.
+"""YAML text -> documents, with limits before construction and strict values.
 
-YAML from outside is bounded first: documents, depth, and nodes and characters after every alias is followed (a few
-lines of nested aliases can stand for billions of nodes). A key that appears twice in a mapping is an error, and so is a
-scalar with the form of a number or a date that is none (PyYAML raises whatever Python does there). Tags that stand for
-nothing in JSON (`!!binary`, `!!set`) are unknown.
+Foreign YAML is checked first: documents, depth, and nodes and characters with every alias followed (a few lines of
+nested aliases can stand for billions of nodes). A repeated key in a mapping is an error. So is a scalar with the form
+of a number or a date and an invalid value (PyYAML raises arbitrary Python errors for it). Tags without a JSON
+equivalent (`!!binary`, `!!set`) are unknown.
 """
 
 import math
@@ -17,19 +17,19 @@ from weft.domain.text import quoted
 MAX_DOCUMENTS = 20_000  # in one text
 MAX_DEPTH = 40
 MAX_NODES = 20_000  # in one document, aliases followed
-MAX_CHARS = 1 << 20  # in one document, aliases followed: as much as the local API takes in one object
+MAX_CHARS = 1 << 20  # in a document, aliases followed: the limit of the local API for an object
 MAX_TEXT_NODES, MAX_TEXT_CHARS = 1_000_000, 64 << 20  # in one text, likewise
 MAX_INTEGER_BITS = 64
-MAX_SPECIAL_CHARS = 100  # of what is no plain text: digits by the million take Python minutes to become a number
+MAX_SPECIAL_CHARS = 100  # of scalars other than text: Python takes minutes to parse a million digits
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NO_JSON = {f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", "pairs", "set")}
-_TOO_MUCH = f"more than {MAX_TEXT_NODES} values or {MAX_TEXT_CHARS} characters in one file"
+_TOO_MUCH = f"more than {MAX_TEXT_NODES} values or {MAX_TEXT_CHARS} characters in a file"
 _TEXT = "tag:yaml.org,2002:str"
 _NO_VALUE = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)  # 2020-13-45, 6,000 digits, !!bool x
 
 
 class BadYaml(Exception):
-    """YAML that is well-formed and not acceptable."""
+    """Well-formed but unacceptable YAML."""
 
     def __init__(self, message: str, mark: Any = None, document: int = 0) -> None:
         super().__init__(f"{message} (line {mark.line + 1})" if mark else message)
@@ -37,7 +37,7 @@ class BadYaml(Exception):
 
 
 def documents(text: str) -> Iterator[object]:
-    """The documents of a text, in order. Raises BadYaml."""
+    """Yield the documents of a text, in order. Raises BadYaml."""
     _check_events(text)
     loader = _Loader(text)
     nodes = chars = 0
@@ -49,22 +49,24 @@ def documents(text: str) -> Iterator[object]:
             if nodes > MAX_TEXT_NODES or chars > MAX_TEXT_CHARS:
                 raise BadYaml(f"{_TOO_MUCH}, aliases followed; split the file", node.start_mark)
             yield loader.construct_document(node)
-    except yaml.YAMLError as error:  # a tag that is not plain YAML
+    except yaml.YAMLError as error:  # an unknown tag
         raise BadYaml(f"no valid YAML: {_one_line(error)}") from error
     finally:
         loader.dispose()
 
 
 def _check_events(text: str) -> None:
-    """Check depth and numbers before anything is built (building recurses). Raises BadYaml."""
-    depth = documents = nodes = before = 0  # nodes: of the text; before: of its earlier documents. Keys count here
+    """Check depth and counts before any construction, since construction recurses. Raises BadYaml."""
+    depth = documents = nodes = earlier_nodes = (
+        0  # nodes: of the text, keys included; earlier_nodes: of finished documents
+    )
     try:
         for event in yaml.parse(text, Loader=_Loader):
             nodes += isinstance(event, yaml.NodeEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.DocumentStartEvent):
-                documents, before = documents + 1, nodes
-            if nodes - before > 2 * MAX_NODES:
+                documents, earlier_nodes = documents + 1, nodes
+            if nodes - earlier_nodes > 2 * MAX_NODES:
                 raise BadYaml(f"more than {MAX_NODES} values", event.start_mark, documents)
             if nodes > 2 * MAX_TEXT_NODES:
                 raise BadYaml(f"{_TOO_MUCH}; split the file", event.start_mark, documents)
@@ -77,34 +79,34 @@ def _check_events(text: str) -> None:
 
 
 class _Loader(_SafeLoader):
-    """Plain YAML whose every scalar is a value, or is named with its line."""
+    """A loader of plain YAML. A scalar with an invalid value is an error with its line."""
 
     yaml_constructors: ClassVar[Any] = {
         tag: make for tag, make in _SafeLoader.yaml_constructors.items() if tag not in _NO_JSON
     }
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        what = node.tag.rpartition(":")[2]
+        type_name = node.tag.rpartition(":")[2]
         if isinstance(node, yaml.ScalarNode) and node.tag != _TEXT and len(node.value) > MAX_SPECIAL_CHARS:
-            why = f"it has {len(node.value)} characters"
-            raise BadYaml(f"{quoted(node.value)} is no {what}: {why}", node.start_mark)
+            reason = f"it has {len(node.value)} characters"
+            raise BadYaml(f"{quoted(node.value)} is no {type_name}: {reason}", node.start_mark)
         try:
             value = super().construct_object(node, deep)
         except _NO_VALUE as error:
-            raise BadYaml(f"{quoted(node.value)} is no {what}: {str(error)[:100]}", node.start_mark) from error
+            raise BadYaml(f"{quoted(node.value)} is no {type_name}: {str(error)[:100]}", node.start_mark) from error
         if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
             raise BadYaml(f"{quoted(node.value)} is beyond {MAX_INTEGER_BITS} bits", node.start_mark)
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadYaml(f"{quoted(node.value)} is no number that JSON has", node.start_mark)
+            raise BadYaml(f"{quoted(node.value)} is not a JSON number", node.start_mark)
         return value
 
 
 def _measure(node: Any, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Count the values and characters of `node` with every alias followed. `sizes`: of nodes; None: being counted."""
+    """Count the values and characters of `node` with every alias followed. `sizes`: by node; None: being counted."""
     if id(node) in sizes:
-        if (known := sizes[id(node)]) is None:
-            raise BadYaml("an alias refers to what it is part of", node.start_mark)
-        return known
+        if (counted := sizes[id(node)]) is None:
+            raise BadYaml("an alias refers to a node that contains it", node.start_mark)
+        return counted
     sizes[id(node)] = None
     nodes, chars = 1, _chars(node)
     for child in _children(node):
@@ -119,7 +121,7 @@ def _measure(node: Any, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, 
 
 
 def _chars(node: Any) -> int:
-    """The characters of a scalar, or of a mapping's keys."""
+    """Return the characters of a scalar, or of a mapping's keys."""
     if isinstance(node, yaml.ScalarNode):
         return len(node.value)
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
@@ -133,7 +135,7 @@ def _children(node: Any) -> Iterator[Any]:
         seen: set[str] = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise BadYaml("a key that is not a plain scalar", key.start_mark)
+                raise BadYaml("a key is not a plain scalar", key.start_mark)
             if key.value in seen:
                 raise BadYaml(f"the key {key.value[:100]!r} is there twice", key.start_mark)
             seen.add(key.value)

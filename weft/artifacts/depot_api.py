@@ -1,7 +1,7 @@
-"""Requests to a depot and its answers: `POST /v1/resolve` and `GET /v1/operations/ID`, by their fields' names in JSON.
+"""Requests to a depot and its answers: `POST /v1/resolve` and `GET /v1/operations/ID`, by their JSON field names.
 
-The operator makes requests of objects that were admitted; the depot, which trusts nobody, checks the fields' bounds
-where it reads them (`parse`).
+The operator makes requests from admitted objects. The depot does not trust callers and checks the fields' bounds when
+it parses a request (`parse`).
 """
 
 import json
@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from weft.artifacts.digest import Kind, digest_of, parse_digest
 from weft.chat_template import MAX_SOURCE
 
-INLINE, CONFIG_MAP = "inline:", "configmap:"  # of templates: `text` has it, or an entry of a ConfigMap
+INLINE, CONFIG_MAP = "inline:", "configmap:"  # of templates: the text is in `text`, or in an entry of a ConfigMap
 REMOTE = ("hf:", "s3:", "oci:", "https:", CONFIG_MAP)  # a ConfigMap is served by the API server
 Text = Annotated[str, Field(max_length=4096)]
 DigestText = Annotated[str, AfterValidator(parse_digest)]
@@ -27,13 +27,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def _refuse(_: object) -> None:
-    raise ValueError("no depot is told that: leave it out")
+    raise ValueError("the depot does not accept this field: leave it out")
 
 
 @with_config(extra="forbid", alias_generator=to_camel)
 @dataclass(frozen=True, slots=True)
 class BaseRef:
-    """The base an adapter has to fit. Without a name only shapes decide; `aliases` are further names it goes by."""
+    """The base model of an adapter. Without a name only shapes decide. `aliases` are further names of the base."""
 
     digest: DigestText
     name: Text | None = None
@@ -43,7 +43,7 @@ class BaseRef:
 @with_config(extra="forbid", alias_generator=to_camel)
 @dataclass(frozen=True, slots=True)
 class CredentialsRef:
-    """A secret of the same namespace."""
+    """A secret in the namespace of the request."""
 
     name: Text
 
@@ -51,7 +51,7 @@ class CredentialsRef:
 @with_config(extra="forbid", alias_generator=to_camel)
 @dataclass(frozen=True, slots=True)
 class ResolveRequest:
-    """A source to resolve. Equal requests have equal answers while the source stays as it is."""
+    """A request to resolve a source. Equal requests have equal answers while the source does not change."""
 
     kind: Kind
     uri: Annotated[str, Field(max_length=8192)]
@@ -63,27 +63,28 @@ class ResolveRequest:
     base: BaseRef | None = None
     max_rank: Annotated[int, Field(ge=1, le=16384)] | None = None
     text: Annotated[str, Field(max_length=MAX_SOURCE)] | None = None  # the chat template of a URI `inline:`
-    # The name that its asker gives the content.
+    # The caller's name of the content.
     version: Annotated[str | None, Field(exclude=True), BeforeValidator(_refuse)] = None
 
     @staticmethod
     def parse(body: bytes) -> "ResolveRequest":
-        """Read a request's body. Raises pydantic.ValidationError."""
+        """Parse the body of a request. Raises pydantic.ValidationError."""
         return _REQUEST.validate_json(body)
 
     def body(self) -> dict[str, Any]:
-        """Make the body as JSON; absent fields are left out."""
+        """Return the body as JSON types, without absent fields."""
         return _REQUEST.dump_python(self, mode="json", by_alias=True, exclude_defaults=True)
 
     @property
     def key(self) -> str:
-        """A short key, equal for equal bodies: many are remembered."""
+        """A short key, equal for equal bodies. It is short because the depot remembers many."""
         text = digest_of(self.text.encode()) if self.text is not None else ""
         return _REQUEST.dump_json(self, exclude={"text"}).decode() + text
 
     @property
     def source(self) -> str:
-        """The source and the namespace that reads it: what one was given is never handed to another by name."""
+        """The source and the namespace that reads it. A namespace never gets content read by another namespace by its
+        name."""
         return source_key(self.uri, self.namespace, self.revision, self.endpoint, self.credentials)
 
     @property
@@ -92,12 +93,12 @@ class ResolveRequest:
 
     @property
     def path(self) -> str:
-        """What follows the scheme's colon."""
+        """The part of the URI after the scheme's colon."""
         return self.uri.partition(":")[2]
 
     @property
     def credentials(self) -> str | None:
-        """The name of a Secret of its namespace."""
+        """The name of a Secret in the request's namespace."""
         return self.credentials_ref.name if self.credentials_ref else None
 
     @property
@@ -106,26 +107,26 @@ class ResolveRequest:
 
     @property
     def remote(self) -> bool:
-        """Whether others serve the source."""
+        """Whether a foreign service serves the source."""
         return self.uri.startswith(REMOTE)
 
     @property
     def watched_by_digest(self) -> bool:
-        """Whether the source's state is known by its content's digest alone: a change shows only when it is read."""
+        """Whether only its content's digest identifies the source's state: a change shows only after a read."""
         return self.remote or self.digest is not None
 
     @property
     def fixed(self) -> bool:
-        """Whether the source has one content for ever."""
+        """Whether the content of the source can never change."""
         return self.digest is not None or "@sha256:" in self.uri or bool(_COMMIT.fullmatch(self.revision or ""))
 
     @model_validator(mode="after")
     def _template_is_whole(self) -> Self:
         of_template, is_template = self.uri.startswith((INLINE, CONFIG_MAP)), self.kind == "template"
         if is_template != of_template or (is_template and self.base is None):
-            raise ValueError(f"a template has a base and is {INLINE} or {CONFIG_MAP}, and nothing else is")
+            raise ValueError(f"kind template needs a base and a URI {INLINE} or {CONFIG_MAP}; other kinds do not")
         if (self.text is not None) != self.uri.startswith(INLINE):
-            raise ValueError(f"text is for {INLINE}, which needs it")
+            raise ValueError(f"text is required with {INLINE}, and not allowed otherwise")
         return self
 
 
@@ -135,21 +136,22 @@ _REQUEST = TypeAdapter(ResolveRequest)
 def source_key(
     uri: str, namespace: str, revision: str | None = None, endpoint: str | None = None, secret: str | None = None
 ) -> str:
-    """The source that is read, and the namespace that reads it. `secret`: the name of one of that namespace."""
+    """Return a key of the source and of the namespace that reads it. `secret`: the name of a Secret in the
+    namespace."""
     return json.dumps([uri, revision, endpoint, namespace, secret])
 
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
-    """The state of one operation at the depot. A Failed one keeps its verdict if it had one."""
+    """The state of an operation of the depot. A failed operation keeps its verdict if it had one."""
 
     state: State = "Pending"
     digest: str | None = None
     verdict: Verdict | None = None
     reason: str = ""
     message: str = ""
-    watch: str | None = None  # while the depot knows it as unchanged, so is this answer
-    retry_after_s: float = 0.0  # how long the source's server asks to wait
+    watch: str | None = None  # while the depot knows it as unchanged, the answer is valid
+    retry_after_s: float = 0.0  # the wait that the source's server asks for
 
     @property
     def finished(self) -> bool:

@@ -1,7 +1,7 @@
-"""The name of an artifact: the SHA-256 of its manifest.
+"""The digest of an artifact: the SHA-256 of its manifest.
 
-A manifest lists the files of an artifact with their own SHA-256, as canonical JSON (names sorted, no blanks), so equal
-contents have equal digests wherever they came from.
+A manifest lists the files of an artifact with their SHA-256, as canonical JSON (names sorted, no blanks). So equal
+contents have equal digests, whatever their source.
 """
 
 import hashlib
@@ -23,35 +23,35 @@ MANIFEST_BEGINS = b'{"files":['  # in its canonical form
 MAX_FILES = 4096
 MAX_FILE_BYTES = 1 << 50
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-TEMPLATES_FOLDER = "additional_chat_templates/"  # of Hugging Face's named templates: the one folder in an artifact
+TEMPLATES_FOLDER = "additional_chat_templates/"  # of Hugging Face's named templates: the only folder in an artifact
 _FILE_NAME = re.compile(rf"({TEMPLATES_FOLDER})?[A-Za-z0-9_][A-Za-z0-9._-]{{0,254}}", re.ASCII)
 
 
 def parse_digest(text: str) -> Digest:
-    """Check the form of a digest. Raises BadDigest (a ValueError too)."""
+    """Check the form of a digest and return it. Raises BadDigest (a ValueError too)."""
     if not _DIGEST.fullmatch(text):
         raise BadDigest(text)
     return Digest(text)
 
 
 def digest_of(data: bytes) -> Digest:
-    """Hash some bytes."""
+    """Return the digest of some bytes."""
     return from_hex(hashlib.sha256(data).hexdigest())
 
 
 def from_hex(hex_digits: str) -> Digest:
-    """Make a digest of the 64 hex digits of a SHA-256."""
+    """Return the digest with the 64 hex digits of a SHA-256."""
     return parse_digest(f"sha256:{hex_digits}")
 
 
 def hex_of(digest: str) -> str:
-    """The 64 hex digits of a digest: the name of its blob. Raises BadDigest."""
+    """Return the 64 hex digits of a digest, the name of its blob. Raises BadDigest."""
     return parse_digest(digest).removeprefix("sha256:")
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of an artifact: its plain name (no folders), the hex SHA-256 of its content, its size."""
+    """A file of an artifact: its plain name (without folders), the hex SHA-256 of its content, its size."""
 
     name: str
     sha256: str
@@ -64,7 +64,7 @@ class FileEntry:
 
 @dataclass(frozen=True)  # no slots: the digest is computed once
 class Manifest:
-    """The files of one artifact, sorted by name. Its digest is the artifact's identity everywhere."""
+    """The files of an artifact, sorted by name. Its digest identifies the artifact everywhere."""
 
     kind: Kind
     files: tuple[FileEntry, ...]
@@ -85,36 +85,37 @@ class Manifest:
         return next((entry for entry in self.files if entry.name == name), None)
 
     def file(self, name: str) -> FileEntry:
-        """The entry of a file that has to be there. Raises Refused(MissingFile)."""
+        """Return the entry of a required file. Raises Refused(MissingFile)."""
         if entry := self.find(name):
             return entry
         raise Refused(Reason.MISSING_FILE, f"{self.digest} has no file {name}")
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON that the digest is taken of."""
+        """Return the canonical JSON, the input of the digest."""
         files = [{"name": f.name, "sha256": f.sha256, "size": f.size_bytes} for f in self.files]
         value = {"files": files, "kind": self.kind, "version": 1}
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "Manifest":
-        """Read a manifest back. Raises Refused(DigestMismatch) for anything but its canonical form."""
+        """Parse a manifest. Raises Refused(DigestMismatch) for anything but its canonical form."""
         try:
             manifest = _manifest(parse_object(raw, max_bytes=MAX_MANIFEST_BYTES))
         except (JsonError, BadDigest) as error:
-            raise Refused(Reason.DIGEST_MISMATCH, f"this is no manifest: {error}") from error
+            raise Refused(Reason.DIGEST_MISMATCH, f"invalid manifest: {error}") from error
         if manifest.to_bytes() != raw:
-            raise Refused(Reason.DIGEST_MISMATCH, "this is no manifest: not in canonical form")
+            raise Refused(Reason.DIGEST_MISMATCH, "invalid manifest: not in canonical form")
         return manifest
 
 
 def build_manifest(kind: Kind, files: list[FileEntry]) -> Manifest:
-    """Make the manifest of these files, given in any order."""
+    """Return the manifest of files in any order."""
     return Manifest(kind, tuple(sorted(files, key=lambda entry: entry.name)))
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name is a plain file name: no folder but that of templates, no leading dot, at most 255 characters."""
+    """Return whether a name is a plain file name: no folder except that of templates, no leading dot, at most 255
+    characters."""
     return bool(_FILE_NAME.fullmatch(name))
 
 

@@ -1,10 +1,10 @@
-"""What can be wrong with an artifact, split by what the caller can do.
+"""Errors of artifacts, by the caller's remedy.
 
 ArtifactError            every error here: a `reason` (API, CamelCase) and a message with the remedy
-|- Refused               correct the source, the artifact or the request: trying again changes nothing
-|  |- BadDigest          a text that is no digest (also a ValueError)
+|- Refused               correct the source, the artifact or the request: a retry does not help
+|  |- BadDigest          a text is not a digest (also a ValueError)
 |  |- Damaged            a blob on this disk does not match its digest: drop it, fetch it again
-|  `- UnknownDigest      no blob of this digest is held
+|  `- UnknownDigest      the folder or depot has no blob with this digest
 `- Unavailable           try again later: the source or the depot does not answer
    `- DepotFull          the depot's own disk is full
 """
@@ -13,9 +13,9 @@ from weft.domain.model.errors import ArtifactError, Reason, Refused
 
 
 class Unavailable(ArtifactError):
-    """The other side does not answer now; trying again later may help.
+    """The source or the depot does not answer now. A later retry may help.
 
-    `retry_after_s`: how long it asks to wait; 0: it does not say.
+    `retry_after_s`: the wait that it asks for, in seconds; 0: unspecified.
     """
 
     def __init__(self, message: str, reason: Reason = Reason.SOURCE_UNREACHABLE, *, retry_after_s: int = 0) -> None:
@@ -24,23 +24,23 @@ class Unavailable(ArtifactError):
 
 
 class DepotFull(Unavailable):
-    """The depot's own disk is full now."""
+    """The depot's disk is full now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, Reason.DEPOT_FULL)
 
 
 class BadDigest(Refused, ValueError):
-    """A text that is not `sha256:` followed by 64 lower-case hex digits."""
+    """A text other than `sha256:` followed by 64 lower-case hex digits."""
 
     def __init__(self, text: str) -> None:
         super().__init__(
-            Reason.DIGEST_MISMATCH, f"{text[:100]!r} is no digest; one is 'sha256:' and 64 lower-case hex digits"
+            Reason.DIGEST_MISMATCH, f"{text[:100]!r} is not a digest; expected 'sha256:' and 64 lower-case hex digits"
         )
 
 
 class Damaged(Refused):
-    """A blob of this disk does not match its digest; `difference` is how."""
+    """A blob on this disk does not match its digest. `difference` describes how."""
 
     def __init__(self, digest: str, difference: str) -> None:
         super().__init__(Reason.DIGEST_MISMATCH, f"the blob {digest} is damaged: {difference}")
@@ -48,8 +48,8 @@ class Damaged(Refused):
 
 
 class UnknownDigest(Refused):
-    """No blob of this digest is held."""
+    """The folder or depot has no blob with this digest."""
 
-    def __init__(self, digest: str, where: str) -> None:
-        super().__init__(Reason.SOURCE_NOT_FOUND, f"{where} does not hold {digest}")
+    def __init__(self, digest: str, folder: str) -> None:
+        super().__init__(Reason.SOURCE_NOT_FOUND, f"{folder} does not hold {digest}")
         self.digest = digest

@@ -1,8 +1,8 @@
-"""Take an artifact from the depot into a blob folder, whole or not at all.
+"""Download an artifact from the depot into a blob folder, completely or not at all.
 
-Every SHA-256 is checked, also of what is here already: a damaged copy is thrown away and downloaded again. Broken
-downloads resume with a range, tries and pauses are bounded. Blocking: call it from a thread. Two threads may fetch the
-same digest into the same folder, and so may two processes where it is shared; each blob is downloaded once.
+Every SHA-256 is checked, also of local blobs: a damaged copy is discarded and downloaded again. Broken downloads resume
+with a range. Retries and pauses are bounded. The functions block: call them from a thread. Two threads may fetch the
+same digest into the same folder, as may two processes if it is shared. Each blob is downloaded once.
 """
 
 import contextlib
@@ -25,26 +25,26 @@ from weft.artifacts.errors import Damaged, Reason, Refused, Unavailable, Unknown
 from weft.telemetry.logs import kv
 from weft.telemetry.progress import ByteProgress
 
-CONNECT_S = 3.0  # to one address
+CONNECT_S = 3.0  # to an address
 MISMATCH_HEADER = "weft-mismatch"  # asks the depot to verify its copy: the last download did not match its digest
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """What a fetch may cost."""
+    """Limits on the cost of a fetch."""
 
     max_bytes: int = 1 << 42  # of all files together
-    tries: int = 6  # per blob; what an earlier try has downloaded is not downloaded again
-    timeout_s: float = 15.0  # of one wait on the network
+    tries: int = 6  # per blob; a retry continues the download
+    timeout_s: float = 15.0  # of a wait on the network
     pause_s: float = 0.1  # before the second try; doubles, up to `max_pause_s`
     max_pause_s: float = 2.0
     chunk_bytes: int = 1 << 20
-    stalled_s: float = 120.0  # so long another process may hold a download of a shared folder without a byte of it
+    stalled_s: float = 120.0  # the longest time without a byte of a download by another process of a shared folder
 
 
 class Stopped(Exception):
-    """The caller asked to stop; what was downloaded is kept for the next time."""
+    """The caller asked to stop. The downloaded bytes are kept for the next fetch."""
 
 
 def fetch(
@@ -61,15 +61,16 @@ def fetch(
     progress: ByteProgress | None = None,
     lease: Lease | None = None,
 ) -> Manifest:
-    """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
+    """Download the missing parts of `digest`. Files are then at `blobs.file(manifest, name)`. Return the manifest.
 
-    `context` is for an https:// depot; `on_damaged` is called for each blob here that did not match its digest.
-    `threads` is how many compare and download files, each a file at a time; one alone leaves cores to whoever serves.
-    `lease` names all of it before it is looked for, and stays open for whoever reads the files of a folder that others
-    clear. `progress` counts the bytes that are compared or downloaded. The manifest's blob is made visible last:
-    `blobs.has(digest)` means that every file is there. Raises BadDigest, UnknownDigest (the depot does not have it),
-    Refused(DigestMismatch: it is no manifest, TooLarge), Unavailable (tries used up, also where the depot's copy stayed
-    damaged), Stopped; OSError of the local disk passes through.
+    `context` is for an https:// depot. `on_damaged` is called for each local blob that did not match its digest.
+    `threads` is the number of threads that compare and download files, each a file at a time. A single thread leaves
+    cores to a serving process. `lease` names all blobs before they are looked up, and stays open for readers of a
+    folder cleared by other processes. `progress` counts the bytes compared or downloaded. The manifest's blob becomes
+    visible last: `blobs.has(digest)` means that every file is there. OSError of the local disk passes through.
+
+    Raises BadDigest, UnknownDigest (the depot does not have it), Refused(DigestMismatch: not a manifest, TooLarge),
+    Unavailable (retries used up, also if the depot's copy stayed damaged), Stopped.
     """
     limits = limits or FetchLimits()
     depot, artifact = _Depot(depot_url, limits.timeout_s, context), parse_digest(digest)
@@ -80,13 +81,13 @@ def fetch(
         manifest = download.manifest()
         named.name(*(entry.digest for entry in manifest.files))
         if manifest.size_bytes > limits.max_bytes:
-            what = f"{artifact} has {manifest.size_bytes} bytes, the limit here is {limits.max_bytes}"
-            raise Refused(Reason.TOO_LARGE, what)
+            problem = f"{artifact} has {manifest.size_bytes} bytes, the limit here is {limits.max_bytes}"
+            raise Refused(Reason.TOO_LARGE, problem)
         progress.begin("fetching", manifest.size_bytes)
         if threads == 1:
             for entry in manifest.files:
                 download.file(entry)
-        else:  # the first error ends it, once the files under way have ended
+        else:  # the first error is raised once the current files have ended
             with ThreadPoolExecutor(threads, thread_name_prefix="fetch") as pool:
                 list(pool.map(download.file, manifest.files))
         if not blobs.has(artifact):
@@ -95,7 +96,7 @@ def fetch(
 
 
 class _Broken(Exception):
-    """One try failed in a way that another may not."""
+    """A failed try. A retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +109,15 @@ class _Download:
     stopping: Callable[[], bool]
     on_damaged: Callable[[], None]
     progress: ByteProgress
-    alone: bool  # one blob of the store is compared at a time
-    mismatched: set[str] = field(default_factory=set[str])  # whose content came whole and was another
+    alone: bool  # compare a single blob of the store at a time
+    mismatched: set[str] = field(default_factory=set[str])  # blobs received completely with wrong content
 
     def manifest(self) -> Manifest:
-        """Read the manifest that is here, else the depot's, which is not yet visible."""
+        """Read the local manifest, or download it. The downloaded manifest is not yet visible."""
         with self._unless_damaged("manifest", self.artifact):
             return self.blobs.manifest(self.artifact)
         with self.blobs.download(self.artifact, self._another(self.artifact)) as part:
-            with self._unless_damaged("manifest", self.artifact):  # another process has brought it meanwhile
+            with self._unless_damaged("manifest", self.artifact):  # another process may have finished the download
                 return self.blobs.manifest(self.artifact)
             self._tries(self.artifact, lambda: self._resume(part, self.artifact, None))
             manifest = Manifest.from_bytes(part.read_bytes())
@@ -124,10 +125,10 @@ class _Download:
         return manifest
 
     def file(self, entry: FileEntry) -> None:
-        """Bring one file of the artifact, whole and visible."""
-        self._check_stopping()  # verifying a large one takes seconds
+        """Download a file of the artifact unless it is here, complete and visible."""
+        self._check_stopping()  # verifying a large file takes seconds
         digest = entry.digest
-        with contextlib.suppress(UnknownDigest, Damaged):  # many may verify at once; one alone throws away
+        with contextlib.suppress(UnknownDigest, Damaged):  # many may verify at once; only the lock's holder discards
             self._verify(entry)
             return
         with self.blobs.download(digest, self._another(digest)) as part:
@@ -138,12 +139,12 @@ class _Download:
             self.blobs.publish((part, digest))
 
     def _verify(self, entry: FileEntry) -> None:
-        """Check a file that is here. Raises UnknownDigest, Damaged."""
+        """Check a local file. Raises UnknownDigest, Damaged."""
         self.blobs.verify(entry.digest, entry.size_bytes, alone=self.alone)
         self.progress.add(entry.size_bytes)
 
     def _another(self, digest: Digest) -> Callable[[], None]:
-        """Make the function that is called while another process downloads: it pauses, as long as bytes come. It raises
+        """Return the function to call while another process downloads. It pauses as long as bytes arrive. It raises
         Unavailable, Stopped."""
         part, had, idle_s = self.blobs.part(digest), -1, 0.0
 
@@ -153,8 +154,8 @@ class _Download:
             have = _size(part)
             idle_s = 0.0 if have != had else idle_s + self.limits.pause_s
             if idle_s >= self.limits.stalled_s:
-                held = f"another process has held it for {self.limits.stalled_s:g} s without a byte more"
-                raise Unavailable(f"{digest} from {self.depot.url}: {held}")
+                problem = f"another process has held it for {self.limits.stalled_s:g} s without a new byte"
+                raise Unavailable(f"{digest} from {self.depot.url}: {problem}")
             had = have
             self.pause(self.limits.pause_s)
 
@@ -162,7 +163,7 @@ class _Download:
 
     @contextlib.contextmanager
     def _unless_damaged(self, name: str, digest: Digest) -> Generator[None]:
-        """Pass over a blob that is not here. Throw away a damaged one, and before it the manifest."""
+        """Ignore a missing blob. Discard a damaged blob, and before it the manifest."""
         try:
             yield
         except UnknownDigest:
@@ -189,7 +190,7 @@ class _Download:
         raise AssertionError("tries is at least 1")
 
     def _resume(self, part: Path, digest: Digest, size_bytes: int | None) -> None:
-        """Bring `part` to the whole blob, fsynced and checked; `size_bytes` is None for a manifest."""
+        """Complete the file `part`, fsynced and checked. `size_bytes` is None for a manifest."""
         limit = MAX_MANIFEST_BYTES if size_bytes is None else size_bytes
         with part.open("ab") as file:
             have = file.tell()
@@ -207,7 +208,7 @@ class _Download:
                 file.truncate(0)
                 self.mismatched.add(digest)
                 raise _Broken(f"the depot's copy ends before byte {have}")
-            if have and response.status == http.HTTPStatus.OK:  # no range taken: from the start again
+            if have and response.status == http.HTTPStatus.OK:  # ranges are not supported: restart
                 file.truncate(0)
                 have = 0
             self.progress.add(have)
@@ -228,7 +229,7 @@ class _Download:
         if actual != hex_of(digest):
             part.unlink()
             if resumed_bytes:
-                raise _Broken(f"the {resumed_bytes} bytes that were here of it, or those that came, are damaged")
+                raise _Broken(f"the {resumed_bytes} local bytes, or the downloaded bytes, are damaged")
             self.mismatched.add(digest)
             raise _Broken(f"the depot sent content of sha256:{actual}")
 
@@ -238,7 +239,7 @@ class _Download:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection that soon tries the depot's next address: that of a lost machine does not answer."""
+    """A connection that soon tries the depot's next address, since the address of a lost machine does not answer."""
 
     def connect(self) -> None:
         timeout_s = self.timeout
@@ -248,11 +249,11 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _TlsConnection(http.client.HTTPSConnection, _Connection):
-    """A connection whose TLS handshake has the whole time."""
+    """A connection whose TLS handshake has the full timeout."""
 
 
 class _Depot:
-    """The depot's HTTP side."""
+    """The HTTP client of a depot."""
 
     def __init__(self, url: str, timeout_s: float, context: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
@@ -262,7 +263,7 @@ class _Depot:
 
     @contextlib.contextmanager
     def get(self, path: str, *, start: int, mismatched: bool) -> Generator[http.client.HTTPResponse]:
-        """Ask for a path; gives a response with content, or 416. Raises _Broken, UnknownDigest, Refused."""
+        """Request a path. Yield a response with content, or 416. Raises _Broken, UnknownDigest, Refused."""
         connection = self._connection()
         headers = {"Range": f"bytes={start}-"} if start else {}
         if mismatched:
@@ -271,7 +272,7 @@ class _Depot:
             with _network():
                 connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
-            with contextlib.closing(response):  # it has the socket where the server closes the connection
+            with contextlib.closing(response):  # it owns the socket if the server closes the connection
                 self._check_status(response, path)
                 yield response
         finally:
@@ -307,7 +308,7 @@ def _chunks(response: http.client.HTTPResponse, chunk_bytes: int) -> Iterator[by
 
 @contextlib.contextmanager
 def _network() -> Generator[None]:
-    """Turn errors of the network into _Broken; those of the local disk are raised elsewhere."""
+    """Turn errors of the network into _Broken. Errors of the local disk are raised outside this block."""
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
@@ -315,7 +316,7 @@ def _network() -> Generator[None]:
 
 
 def _size(part: Path) -> int:
-    """The bytes of a file; 0 if there is none, also where it was renamed a moment ago."""
+    """Return the bytes of a file, or 0 if it is missing, as after a rename."""
     try:
         return part.stat().st_size
     except FileNotFoundError:

@@ -1,25 +1,26 @@
-"""Regular expressions with look-around, matched in bounded time: RE2 has none, and Python's `re` may run for years.
+"""Regular expressions with look-around, matched in bounded time. RE2 has no look-around, and Python's `re` may run for
+years.
 
-Whether a name matches needs neither captures nor an order of trials, so all positions are worked on at once (Thompson,
-"Regular Expression Search Algorithm", 1968). Positions are the bits of an integer; a part of the expression maps those
-where it may end to those where it may begin. A look-ahead is the set from where its part can end anywhere; a
-look-behind, whose part has one width, is that set moved by the width. Nothing is tried twice, so an expression has a
-cost, the parts that it runs for one name at most, which is known before any name is seen.
+A match needs neither captures nor an order of trials, so all positions are processed at once (Thompson, "Regular
+Expression Search Algorithm", 1968). Positions are the bits of an integer. A part of the expression maps its possible
+end positions to its possible start positions. A look-ahead is the set of start positions for any end. A look-behind has
+a part of fixed width, and is the set moved by the width. Nothing is tried twice, so the cost of an expression is known
+before any name: the maximum number of parts to run for a name.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MAX_MODULE_NAME_CHARS = 64  # for which costs are reckoned: `model.layers.1023.self_attn.q_proj` has 34
+MAX_MODULE_NAME_CHARS = 64  # the basis of costs: `model.layers.1023.self_attn.q_proj` has 34
 _MAX_DEPTH = 40  # of parentheses
-_SET_COST = 4  # of a set of characters, where a part is 1
+_SET_COST = 4  # of a set of characters; a part costs 1
 LOOKAROUNDS = {
     "(?=": (False, False),
     "(?!": (False, True),
     "(?<=": (True, False),
     "(?<!": (True, True),
-}  # behind, negated
+}  # is_behind, negated
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _BOUNDS = re.compile(r"\{([0-9]+)(,?)([0-9]*)\}")
 
@@ -30,7 +31,7 @@ class LookaroundError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """All positions of a name, before each character and at the end, and those with a character of each set."""
+    """All positions of a name, before each character and at the end, and the positions with a character of each set."""
 
     all: int
     sets: tuple[int, ...]
@@ -41,7 +42,7 @@ _Starts = Callable[[_Name, int], int]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of an expression: positions where it ends -> where it begins. `width`: its characters, if it is fixed."""
+    """A part of an expression. `starts` maps end positions to start positions. `width`: its characters, if fixed."""
 
     starts: _Starts
     width: int | None
@@ -49,12 +50,15 @@ class _Part:
 
 
 def compile_lookaround(tokens: list[str], max_cost: int) -> tuple[Callable[[str], bool], int]:
-    """Whether a whole name (ASCII, without line breaks) matches, and the cost. Raises LookaroundError."""
+    """Compile an expression. Return a function that says whether a whole name (ASCII, no line breaks) matches, and the
+    cost.
+
+    Raises LookaroundError."""
     reader = _Reader(tokens[::-1])
-    whole = reader.alternatives()
+    expression = reader.alternatives()
     if reader.left:
         raise LookaroundError("unbalanced parentheses")
-    cost = whole.cost + _SET_COST * len(reader.sets)
+    cost = expression.cost + _SET_COST * len(reader.sets)
     if cost > max_cost:
         raise LookaroundError("too large a pattern; list the modules by name")
     tables = [_table(text) for text in reader.sets]
@@ -62,23 +66,23 @@ def compile_lookaround(tokens: list[str], max_cost: int) -> tuple[Callable[[str]
     def matches(name: str) -> bool:
         last_first = name[::-1].encode("ascii", "replace")
         sets = tuple(int(b"0" + last_first.translate(table), 2) for table in tables)
-        return whole.starts(_Name((2 << len(name)) - 1, sets), 1 << len(name)) & 1 == 1
+        return expression.starts(_Name((2 << len(name)) - 1, sets), 1 << len(name)) & 1 == 1
 
     return matches, cost
 
 
 def _table(text: str) -> bytes:
-    """Map each character to 1 if it is in a set, written as in an expression."""
+    """Map each character to 1 if it is in a set, given in the syntax of expressions."""
     try:
-        one = re.compile(text, re.ASCII)
+        pattern = re.compile(text, re.ASCII)
     except re.error as error:
         raise LookaroundError(str(error)) from error
-    return bytes(b"01"[code < 128 and one.fullmatch(chr(code)) is not None] for code in range(256))
+    return bytes(b"01"[code < 128 and pattern.fullmatch(chr(code)) is not None] for code in range(256))
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads tokens, of which the first one is the last of `left`. `sets`: those of characters, by their text."""
+    """A reader of tokens. The first token is the last of `left`. `sets`: index by the text of a set of characters."""
 
     left: list[str]
     sets: dict[str, int] = field(default_factory=dict[str, int])
@@ -92,10 +96,10 @@ class _Reader:
         either = [part.starts for part in parts]
 
         def starts(name: _Name, ends: int) -> int:
-            found = 0
-            for one in either:
-                found |= one(name, ends)
-            return found
+            begins = 0
+            for part_starts in either:
+                begins |= part_starts(name, ends)
+            return begins
 
         return _Part(starts, widths.pop() if len(widths) == 1 else None, 1 + sum(part.cost for part in parts))
 
@@ -107,10 +111,10 @@ class _Reader:
         backwards = [part.starts for part in reversed(parts)]
 
         def starts(name: _Name, ends: int) -> int:
-            for one in backwards:
+            for part_starts in backwards:
                 if not ends:
                     break
-                ends = one(name, ends)
+                ends = part_starts(name, ends)
             return ends
 
         return _Part(starts, sum(fixed) if len(fixed) == len(parts) else None, 1 + sum(part.cost for part in parts))
@@ -127,8 +131,8 @@ class _Reader:
         if text in (r"\b", r"\B"):
             letters, flip = self._set(r"\w"), text == r"\B"
             return _Part(lambda name, ends: ends & (_edges(name, letters) ^ (flip and name.all)), 0, 1)
-        of = self._set(text)
-        return _Part(lambda name, ends: ends >> 1 & name.sets[of], 1, 1)
+        set_index = self._set(text)
+        return _Part(lambda name, ends: ends >> 1 & name.sets[set_index], 1, 1)
 
     def _group(self, text: str) -> _Part:
         self.depth += 1
@@ -141,7 +145,7 @@ class _Reader:
     def _repeated(self, part: _Part) -> _Part:
         if (bounds := self._bounds()) is None:
             return part
-        self._take("?")  # the shorter one first: of the same names
+        self._take("?")  # lazy: the same names match
         if self._bounds():
             raise LookaroundError("multiple repeat")
         return _repeat(part, *bounds)
@@ -154,8 +158,8 @@ class _Reader:
         self.left.pop()
         if not match:
             return _REPEATS[token]
-        least = int(match[1])
-        return least, int(match[3]) if match[3] else None if match[2] else least
+        minimum = int(match[1])
+        return minimum, int(match[3]) if match[3] else None if match[2] else minimum
 
     def _take(self, token: str) -> bool:
         return bool(self.left) and self.left[-1] == token and bool(self.left.pop())
@@ -165,12 +169,12 @@ class _Reader:
 
 
 def _edges(name: _Name, letters: int) -> int:
-    r"""Positions with a letter (`\w`) on one side alone."""
+    r"""Return the positions with a letter (`\w`) on exactly one side."""
     return (name.sets[letters] ^ name.sets[letters] << 1) & name.all
 
 
-def _lookaround(part: _Part, behind: bool, negated: bool) -> _Part:
-    width = part.width if behind else 0
+def _lookaround(part: _Part, is_behind: bool, negated: bool) -> _Part:
+    width = part.width if is_behind else 0
     if width is None:
         raise LookaroundError("look-behind requires fixed-width pattern")
 
@@ -181,24 +185,24 @@ def _lookaround(part: _Part, behind: bool, negated: bool) -> _Part:
     return _Part(starts, 0, part.cost + 1)
 
 
-def _repeat(part: _Part, least: int, most: int | None) -> _Part:
-    if most is not None and most < least:
+def _repeat(part: _Part, minimum: int, maximum: int | None) -> _Part:
+    if maximum is not None and maximum < minimum:
         raise LookaroundError("min repeat greater than max repeat")
-    more = None if most is None else most - least
+    optional = None if maximum is None else maximum - minimum
 
     def starts(name: _Name, ends: int) -> int:
-        for _ in range(least):
+        for _ in range(minimum):
             ends = part.starts(name, ends)
-        found = new = ends
-        for _ in range(name.all.bit_length() if more is None else more):
-            if not (new := part.starts(name, new) & ~found):
+        begins = new = ends
+        for _ in range(name.all.bit_length() if optional is None else optional):
+            if not (new := part.starts(name, new) & ~begins):
                 break
-            found |= new
-        return found
+            begins |= new
+        return begins
 
-    fixed = part.width is not None and (least == most or part.width == 0)
+    fixed = part.width is not None and (minimum == maximum or part.width == 0)
     return _Part(
         starts,
-        least * (part.width or 0) if fixed else None,
-        1 + (least + (MAX_MODULE_NAME_CHARS if more is None else more)) * part.cost,
+        minimum * (part.width or 0) if fixed else None,
+        1 + (minimum + (MAX_MODULE_NAME_CHARS if optional is None else optional)) * part.cost,
     )

@@ -1,16 +1,16 @@
-r"""Regular expressions from outside, matched in bounded time, by RE2 where it can.
+r"""Regular expressions from outside, matched in bounded time, with RE2 if possible.
 
 PEFT lets `target_modules`, `rank_pattern` and `alpha_pattern` be regular expressions. Python's `re` backtracks, so one
-line of a config could hold a process for years. RE2 (Cox, "Regular Expression Matching in the Wild", 2010) takes at
-most characters x instructions steps, whatever the expression: on 7,168 names (1,024 layers) 33 ms for a usual pattern,
-0.85 s for the worst found, 1.3 ns a step (one core of a Xeon). MAX_PROGRAM bounds the instructions of all patterns of
-one config, so that they take at most 0.4 s on 126 layers and 3 s on 1,024.
+line of a config could block a process for years. RE2 (Cox, "Regular Expression Matching in the Wild", 2010) takes at
+most characters x instructions steps, for any expression. On 7,168 names (1,024 layers) a usual pattern takes 33 ms and
+the worst found pattern 0.85 s. A step takes 1.3 ns (one core of a Xeon). MAX_PROGRAM limits the instructions of all
+patterns of a config. They take at most 0.4 s on 126 layers and 3 s on 1,024.
 
-Expressions with look-around, which RE2 does not have, are matched by `lookaround`, whose parts count as instructions:
-8 ms for a usual one on 882 names (126 layers), 0.11 s for the worst found. What RE2 and `re` read differently, or one
-of them alone, is refused: back-references, flags, named groups and classes, `{,n}`, escapes of letters beside `\d \w \s
-\D \W \S \b \B \n \t \r \f \v`, repeated anchors, possessive repeats. The rest agrees with `re.fullmatch` on ASCII names
-without line breaks; the tests compare the two.
+RE2 has no look-around. Expressions with look-around are matched by `lookaround`, and their parts count as instructions:
+8 ms for a usual expression on 882 names (126 layers), 0.11 s for the worst found. Constructs with a different meaning
+in RE2 and `re`, or unknown to either, are refused: back-references, flags, named groups and classes, `{,n}`, escapes of
+letters except `\d \w \s \D \W \S \b \B \n \t \r \f \v`, repeated anchors, possessive repeats. The rest agrees with
+`re.fullmatch` on ASCII names without line breaks. The tests compare the two.
 """
 
 import re
@@ -21,7 +21,7 @@ from weft.artifacts.lookaround import LOOKAROUNDS, LookaroundError, compile_look
 
 MAX_PATTERN_CHARS = 2048
 MAX_PROGRAM = 8192  # instructions
-_MEMORY_BYTES = 1 << 18  # of one compiled pattern, its cached states included; beyond it RE2 matches without the cache
+_MEMORY_BYTES = 1 << 18  # of a compiled pattern with its cached states; above it RE2 matches without the cache
 
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[^}]*\}?|\(\?(?:<?[=!]|.?)|.", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:[dwsDWSbBntrfv_]|\W)", re.ASCII)
@@ -31,25 +31,25 @@ _ANCHORS = ("^", "$", r"\b", r"\B")
 
 
 class PatternError(ValueError):
-    """The pattern is malformed, not in the language above, or too large."""
+    """The pattern is malformed, outside the supported language, or too large."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """Instructions that the patterns of one config may have together."""
+    """The remaining instructions for the patterns of a config."""
 
     instructions: int = MAX_PROGRAM
 
 
 def compile_pattern(text: str, budget: Budget) -> Callable[[str], bool]:
-    """Compile an expression; the function says whether a whole name matches. Raises PatternError."""
+    """Compile an expression. Return a function that says whether a whole name matches. Raises PatternError."""
     if len(text) > MAX_PATTERN_CHARS:
         raise PatternError(f"{len(text)} characters, the limit is {MAX_PATTERN_CHARS}")
     tokens = _TOKEN.findall(text)
     _check_language(tokens, text)
     if not LOOKAROUNDS.keys().isdisjoint(tokens):
         return _with_lookaround(tokens, text, budget)
-    import re2  # engines on a GPU run without it where no adapter has a pattern
+    import re2  # engines on a GPU run without RE2 if no adapter has a pattern
 
     options = re2.Options()
     options.max_mem, options.never_capture, options.log_errors = _MEMORY_BYTES, True, False
@@ -74,19 +74,19 @@ def _with_lookaround(tokens: list[str], text: str, budget: Budget) -> Callable[[
 
 
 def _check_language(tokens: list[str], text: str) -> None:
-    """Refuse what RE2 and `re` do not read alike. Raises PatternError."""
-    before = ""
+    """Refuse constructs that RE2 and `re` read differently. Raises PatternError."""
+    previous = ""
     for part in tokens:
         if part[0] == "\\":
             wrong = not _ESCAPE.fullmatch(part)
         elif part[0] == "[" and len(part) > 1:
             wrong = not _SET.fullmatch(part) or any(mark in part[1:] for mark in ("[", "--", "&&", "||", "~~"))
         elif part[0] == "{":
-            wrong = not _REPEAT.fullmatch(part) or before in _ANCHORS
+            wrong = not _REPEAT.fullmatch(part) or previous in _ANCHORS
         else:
             wrong = (part[:2] == "(?" and part != "(?:" and part not in LOOKAROUNDS) or (
-                part in "*+?" and before in _ANCHORS
+                part in "*+?" and previous in _ANCHORS
             )
         if wrong:
             raise PatternError(f"{part[:20]!r} is not supported, in {text[:60]!r}")
-        before = part
+        previous = part

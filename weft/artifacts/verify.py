@@ -1,9 +1,9 @@
-"""Verdicts on adapters and base models, and the check that each of their weights is a finite number.
+"""Verdicts on adapters and base models, and the check for finite weights.
 
-Names and shapes are checked on headers alone, in milliseconds (`weft.domain.model`); every weight is read once for NaN
-and infinity: one such number in one row can spoil a whole batch. A number is NaN or infinite exactly when all bits of
-its exponent are set, so weights are compared as integers; that also covers bfloat16, which numpy does not have. (The
-runner checks what it has mapped, `weft_runner.model.arrays`; this reads a stream.)
+Names and shapes are checked on headers alone, in milliseconds (`weft.domain.model`). Every weight is read once for NaN
+and infinity: a single such number can spoil a whole batch. A number is NaN or infinite exactly when all bits of its
+exponent are set, so weights are compared as integers. The comparison also covers bfloat16, unknown to numpy. (The
+runner checks its mapped weights in `weft_runner.model.arrays`. This module reads a stream.)
 """
 
 import re
@@ -33,11 +33,10 @@ _EXPONENTS: dict[str, tuple[Any, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterVerdict:
-    """What an accepted adapter is. `rank` is the largest of any module, `target_modules` the projections it changes.
+    """The facts of an accepted adapter. `rank` is the largest of any module, `target_modules` the changed projections.
 
-    `eos_token_ids`: its own, beside the base's; `warnings`: what of its files is not used, and why; where its
-    configuration, a note about the tensors, says something else than they do. `chat_template`: whose it is, and its
-    fault if it has one.
+    `eos_token_ids`: the adapter's, in addition to the base's. `warnings`: unused parts of its files, with the reason,
+    and differences between its configuration and its tensors. `chat_template`: its owner, and its fault if it has one.
     """
 
     rank: int
@@ -53,7 +52,7 @@ class AdapterVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ModelVerdict:
-    """What an accepted base model is. `warnings`: what of its files is not used, and why."""
+    """The facts of an accepted base model. `warnings`: unused parts of its files, with the reason."""
 
     architecture: str
     hidden_size: int
@@ -71,12 +70,12 @@ class ModelVerdict:
 def verdict_of(
     config: AdapterConfig, modules: tuple[AdaptedModule, ...], spec: ModelSpec, size_bytes: int
 ) -> AdapterVerdict:
-    """Summarise a verified adapter; `size_bytes` is of all its files."""
+    """Return the verdict on a verified adapter. `size_bytes` is the size of all its files."""
     changed = {module.module.rpartition(".")[2] for module in modules}
     return AdapterVerdict(
         rank=max(module.rank for module in modules),
         alpha=config.alpha,
-        target_modules=tuple(name for of in spec.family.modules if (name := of.partition(".")[2]) in changed),
+        target_modules=tuple(name for module in spec.family.modules if (name := module.partition(".")[2]) in changed),
         size_bytes=size_bytes,
         dtype=dtype_name({tensor.dtype for module in modules for tensor in (module.a, module.b)}),
         base_model=config.base_model or "",
@@ -85,28 +84,28 @@ def verdict_of(
 
 
 def _differences(config: AdapterConfig, modules: tuple[AdaptedModule, ...], spec: ModelSpec) -> Iterator[str]:
-    """List what the configuration says of modules, by their names in training, and the tensors do not bear out."""
+    """List statements of the configuration about modules, by their names in training, that contradict the tensors."""
     adapted = {module.trained for module in modules}
-    within = modules[0].trained.removesuffix(modules[0].module.removeprefix(INNER))
-    linear = [(within + name.removeprefix(INNER), layer) for name, layer, _ in linear_modules(spec)]
+    prefix = modules[0].trained.removesuffix(modules[0].module.removeprefix(INNER))
+    linear = [(prefix + name.removeprefix(INNER), layer) for name, layer, _ in linear_modules(spec)]
     if config.selects is not None:
         selected = {name for name, layer in linear if config.selects(name, layer)}
-        if more := adapted - selected:
-            yield f"the file has {some_of(more)}, which adapter_config.json does not select: served as the file has it"
+        if extra := adapted - selected:
+            yield f"the file has {some_of(extra)}, not selected by adapter_config.json: served as in the file"
         if fewer := selected - adapted:
-            yield f"the file has nothing for {some_of(fewer)}, which adapter_config.json selects"
-    known = {name.split(".", at)[at] for name, _ in linear for at in range(name.count(".") + 1)}
-    if strange := {quoted(name) for name in config.target_names if name not in known}:
-        yield f"target_modules has names of no linear layer that is adapted here: {some_of(strange)}"
+            yield f"the file has nothing for {some_of(fewer)}, selected by adapter_config.json"
+    module_names = {name.split(".", at)[at] for name, _ in linear for at in range(name.count(".") + 1)}
+    if strange := {quoted(name) for name in config.target_names if name not in module_names}:
+        yield f"target_modules has names outside the linear layers adapted here: {some_of(strange)}"
     patterns = [*config.ranks, *config.alphas]
     if unread := [quoted(pattern.key) for pattern in patterns if pattern.matches is None]:
-        yield f"keys of rank_pattern that are not evaluated here (ranks are those of the tensors): {some_of(unread)}"
-    if idle := [quoted(one.key) for one in patterns if one.matches and not any(map(one.matches, adapted))]:
-        yield f"keys of rank_pattern or alpha_pattern that no module of the file matches: {some_of(idle)}"
+        yield f"keys of rank_pattern are not evaluated here (ranks come from the tensors): {some_of(unread)}"
+    if idle := [quoted(entry.key) for entry in patterns if entry.matches and not any(map(entry.matches, adapted))]:
+        yield f"keys of rank_pattern or alpha_pattern match no module of the file: {some_of(idle)}"
 
 
 def verify_model(spec: ModelSpec, headers: dict[str, Header], size_bytes: int) -> ModelVerdict:
-    """Check that a base model's weights (file name -> header) are exactly what its config asks for.
+    """Check that a base model's weights (file name -> header) match its config exactly.
 
     Raises Refused: ShapeMismatch, UnknownModule, HeaderInvalid, DtypeNotSupported.
     """
@@ -123,13 +122,14 @@ def verify_model(spec: ModelSpec, headers: dict[str, Header], size_bytes: int) -
 
 
 def check_base_name(config: AdapterConfig, accepted: Iterable[str]) -> tuple[str, ...]:
-    """What an adapter was trained on is the base, by one of its names; a warning where that is not word for word.
+    """Check that an adapter was trained on the base, by a name of the base. Return a warning if the names differ in
+    form.
 
-    Models of one shape are many (a base, its instructed form, another version), so shapes cannot tell them apart, and
-    an adapter of another one would answer wrongly and without an error: another name is refused. A name claims as much
-    as it says: its last part, in any case, of the weights that a quantised form was made of. A folder of the machine
-    that trained claims nothing, unless its name says a model's size, or that it was merged; nor does an adapter that
-    does not know its base.
+    Many models share a shape (a base, its instructed form, a later version), so shapes cannot tell them apart. An
+    adapter for a different model would answer wrongly without an error, so a different name is refused. Names are
+    compared by their last part, in any case. The name of a quantised form counts as the name of its original weights. A
+    folder on the training machine is accepted, unless its name has a model's size or says merged. An adapter without a
+    base name is accepted.
 
     Raises Refused(BaseMismatch).
     """
@@ -139,9 +139,7 @@ def check_base_name(config: AdapterConfig, accepted: Iterable[str]) -> tuple[str
         return ()
     claim = _claimed_model(trained_on)
     if claim is None:
-        return (
-            f"trained on {quoted(trained_on)}, a folder that says no model: taken for the base, whose shapes it has",
-        )
+        return (f"trained on {quoted(trained_on)}, a folder without a model's name: taken for the base by its shapes",)
     if _weights_name(claim) in map(_weights_name, names):
         return (f"trained on {quoted(trained_on)}, taken for {' / '.join(sorted(names))}",)
     raise Refused(
@@ -151,18 +149,18 @@ def check_base_name(config: AdapterConfig, accepted: Iterable[str]) -> tuple[str
     )
 
 
-# A copy of a hub's repository in the hub's own cache.
+# A copy of a hub's repository in the hub's cache.
 _CACHED = re.compile(r"(?:^|/)models--(?:[^/]*--)?([^/]+)")
 _FOLDER = re.compile(r"[/.~]|[A-Za-z]:/|[^/]+/[^/]+/")
 _MODEL_IN_NAME = re.compile(r"(?<![0-9a-z])[0-9]+(?:\.[0-9]+)?[bm](?![0-9a-z])|merged")
-# How those who quantise or convert a model name what they made of it.
+# Suffixes of names of quantised or converted models.
 _MADE_OF = re.compile(
     r"(?:[-._](?:unsloth|bnb|dynamic|quantized|awq|gptq|hqq|gguf|nf4|mxfp4|nvfp4|fp8|fp16|bf16|int[48]|[48]-?bits?|w[48]a(?:8|16)))+$"
 )
 
 
 def _claimed_model(trained_on: str) -> str | None:
-    """The model that an adapter says it was trained on; None for a folder whose name says none."""
+    """Return the model named by an adapter as its base, or None for a folder without a model's name."""
     path = trained_on.replace("\\", "/")
     if cached := _CACHED.search(path):
         return cached[1]
@@ -171,7 +169,8 @@ def _claimed_model(trained_on: str) -> str | None:
 
 
 def _weights_name(model: str) -> str:
-    """A model's name without what does not tell weights apart: case, `Meta-` (some leave it out), how they are stored.
+    """Return a model's name without parts that do not distinguish weights: case, `Meta-` (often left out), storage
+    format.
 
     ModelScope's cache writes a dot as `___`.
     """
@@ -179,14 +178,15 @@ def _weights_name(model: str) -> str:
 
 
 def last_part(name: str) -> str:
-    """The last part of a model's name or path: `org/model` and `/some/where/model/` -> `model`."""
+    """Return the last part of a model's name or path: `org/model` and `/some/where/model/` -> `model`."""
     return name.rstrip("/").rpartition("/")[2].rpartition(":")[2]
 
 
 def check_finite(
     file: BinaryIO, header: Header, *, chunk_bytes: int = CHUNK_BYTES, tick: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Read every tensor of `file`; `tick` is called with the bytes of each chunk before it, and may raise to stop.
+    """Check that every tensor of `file` is finite. `tick` is called with the size of each chunk before it is read, and
+    may raise to stop.
 
     Raises Refused: NotFinite (names tensor and index), DtypeNotSupported, OffsetsInvalid when the file ends early.
     """

@@ -1,4 +1,4 @@
-"""A mark of all keys and limits: equal ones stand for equal rows. One query, for it is asked all the time."""
+"""A mark of all keys and limits: equal marks stand for equal rows. It is a single query, since it is polled often."""
 
 from typing import NamedTuple
 
@@ -26,10 +26,11 @@ _BOTH = select(_KEYS, _LIMITS).select_from(_KEYS.join(_LIMITS, true()))
 
 
 class AccessMark(NamedTuple):
-    """`keys` grows with every change of the keys in force.
+    """A mark of the rows. `keys` grows with every change of the keys in force.
 
-    Keys made and changes by owners only grow; what is revoked is in force again by such a change alone, which counts
-    twice for that reason. `limits`: rules, and the sum of the times at which they were set.
+    The numbers of created keys and of changes by owners only grow. Only a change by its owner puts a revoked key back
+    in force, so such a change counts twice. `limits`: the number of rules, and the sum of the times of their last
+    change.
     """
 
     keys: int

@@ -1,7 +1,7 @@
 """Batches of tenants, and the results of their lines until the batch's files are written.
 
-What changes a batch holds the batch service's term, so a service that was replaced changes nothing. A result is keyed
-by (batch, line): a second one changes nothing, neither its row nor the batch's counts.
+Changes of a batch hold the batch service's term, so that a replaced service changes nothing. A result is keyed by
+(batch, line): a second result changes neither its row nor the batch's counts.
 """
 
 import json
@@ -29,7 +29,7 @@ _RUNNING = [BatchStatus.VALIDATING.value, BatchStatus.IN_PROGRESS.value]
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedBatch:
-    """A batch that has not ended, for a starting service. `ending`: what a batch in `finalizing` will be, else its own
+    """An unfinished batch, for a starting service. `ending`: the final status of a batch in `finalizing`, otherwise its
     status."""
 
     namespace: str
@@ -66,7 +66,7 @@ async def create(
     max_unfinished: int,
     on_commit: OnCommit[BatchJob] = ignore,
 ) -> BatchJob:
-    """Store a new batch. Raises Absent (the input file), OverQuota, Conflict (an output is no input), Superseded,
+    """Store a new batch. Raises Absent (the input file), OverQuota, Conflict (not a file for batches), Superseded,
     StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> BatchJob:
@@ -77,7 +77,7 @@ async def create(
         unfinished = select(func.count()).where(BatchRow.namespace == new.namespace, BatchRow.status.not_in(_ENDED))
         if (count := (await connection.execute(unfinished)).scalar_one()) >= max_unfinished:
             raise OverQuota(
-                f"{count} batches have not ended, the quota is {max_unfinished}; wait for one, or cancel it"
+                f"{count} batches have not ended, the quota is {max_unfinished}; wait for a batch, or cancel it"
             )
         await connection.execute(insert(BatchRow).values(_row(new, batch_id, now_unix_ms)))
         return await _found(connection, new.namespace, batch_id)
@@ -86,21 +86,22 @@ async def create(
 
 
 async def find(engine: AsyncEngine, namespace: str, batch_id: str) -> BatchJob:
-    """Read one batch. Raises Absent, StoreUnavailable."""
+    """Read a batch of a namespace. Raises Absent, StoreUnavailable."""
     return await transact(engine, lambda connection: _found(connection, namespace, batch_id))
 
 
 async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bool]:
-    """List a part of a tenant's batches; and whether there are more. Raises Absent (`after`), StoreUnavailable."""
+    """List a page of a tenant's batches, and return whether there are more. Raises Absent (`after`),
+    StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> tuple[list[BatchJob], bool]:
         query = select(*_SHOWN).where(BatchRow.namespace == page.namespace)
         if page.after:
             anchor = select(BatchRow.created_unix_ms).where(*_is(page.namespace, page.after))
-            since = (await connection.execute(anchor)).scalar_one_or_none()
-            if since is None:
+            anchor_unix_ms = (await connection.execute(anchor)).scalar_one_or_none()
+            if anchor_unix_ms is None:
                 raise _no_batch(page.after)
-            query = query.where(files.behind(page, BatchRow.created_unix_ms, BatchRow.batch_id, since))
+            query = query.where(files.behind(page, BatchRow.created_unix_ms, BatchRow.batch_id, anchor_unix_ms))
         rows = (
             await connection.execute(files.order_page(page, query, BatchRow.created_unix_ms, BatchRow.batch_id))
         ).all()
@@ -110,7 +111,7 @@ async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bo
 
 
 async def unfinished(engine: AsyncEngine) -> list[UnfinishedBatch]:
-    """List every batch that has not ended, oldest first. Raises StoreUnavailable."""
+    """List every unfinished batch, oldest first. Raises StoreUnavailable."""
     query = select(*_SHOWN, BatchRow.namespace, BatchRow.ending, BatchRow.line_index)
 
     async def read(connection: AsyncConnection) -> list[UnfinishedBatch]:
@@ -151,7 +152,7 @@ async def cancel(
 async def mark_validated(
     engine: AsyncEngine, term: int, batch_id: str, total: int, line_index: bytes, *, now_unix_ms: int
 ) -> None:
-    """Note that a batch's lines may run; a cancelled one stays so. Raises Superseded, StoreUnavailable."""
+    """Record that a batch's lines may run. A cancelled batch stays so. Raises Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         await fencing_terms.hold(connection, ROLE, term)
@@ -168,25 +169,25 @@ async def mark_validated(
 async def mark_failed(
     engine: AsyncEngine, term: int, batch_id: str, errors: Sequence[BatchError], *, now_unix_ms: int
 ) -> None:
-    """End a batch of which no line can run. Raises Superseded, StoreUnavailable."""
+    """End a batch without a runnable line. Raises Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         await fencing_terms.hold(connection, ROLE, term)
-        known = json.dumps([asdict(error) for error in errors])
+        errors_json = json.dumps([asdict(error) for error in errors])
         await _change(
-            connection, batch_id, status=BatchStatus.FAILED, failed_unix_ms=now_unix_ms, errors=known, failed=0
+            connection, batch_id, status=BatchStatus.FAILED, failed_unix_ms=now_unix_ms, errors=errors_json, failed=0
         )
 
     await transact(engine, write)
 
 
 async def add_results(engine: AsyncEngine, term: int, results: Sequence[StoredResult]) -> int:
-    """Store results (at most `MAX_RESULTS`) in one transaction. Returns how many were new.
+    """Store results (at most `MAX_RESULTS`) in one transaction. Return the number of new results.
 
-    Raises Superseded, StoreUnavailable (whether they are stored is not known: store them again).
+    Raises Superseded, StoreUnavailable (the results may be stored: store them again).
     """
     assert len(results) <= MAX_RESULTS, f"{len(results)} results in a transaction of at most {MAX_RESULTS}"
-    by_line = {(result.batch_id, result.line): result for result in reversed(results)}  # the first of two wins
+    by_line = {(result.batch_id, result.line): result for result in reversed(results)}  # the first of a line wins
     if not by_line:
         return 0
 
@@ -203,7 +204,7 @@ async def add_results(engine: AsyncEngine, term: int, results: Sequence[StoredRe
 
 
 async def finished_lines(engine: AsyncEngine, batch_id: str) -> list[int]:
-    """List the lines that have a result. Raises StoreUnavailable."""
+    """List the lines with a result. Raises StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> list[int]:
         query = select(BatchResultRow.line).where(BatchResultRow.batch_id == batch_id)
@@ -215,9 +216,9 @@ async def finished_lines(engine: AsyncEngine, batch_id: str) -> list[int]:
 async def results(engine: AsyncEngine, batch_id: str, *, pages_of: int = 200) -> AsyncIterator[tuple[int, bool, bytes]]:
     """Yield (line, succeeded, record) of every result, in the lines' order. Raises StoreUnavailable."""
     row = BatchResultRow
-    after = 0
+    last_line = 0
     while True:
-        query = select(row.line, row.succeeded, row.record).where(row.batch_id == batch_id, row.line > after)
+        query = select(row.line, row.succeeded, row.record).where(row.batch_id == batch_id, row.line > last_line)
 
         async def read(connection: AsyncConnection, query: Any = query) -> list[Any]:
             return list((await connection.execute(query.order_by(row.line).limit(pages_of))).all())
@@ -227,13 +228,13 @@ async def results(engine: AsyncEngine, batch_id: str, *, pages_of: int = 200) ->
             yield line, succeeded, record
         if len(page) < pages_of:
             return
-        after = page[-1].line
+        last_line = page[-1].line
 
 
 async def begin_finalizing(
     engine: AsyncEngine, term: int, batch_id: str, ending: BatchStatus, *, now_unix_ms: int
 ) -> None:
-    """Close a batch to results: its files are written next. A cancelled batch shows `cancelling` until then.
+    """Close a batch to results before its files are written. A cancelled batch shows `cancelling` until then.
 
     Raises Superseded, StoreUnavailable.
     """
@@ -277,7 +278,7 @@ async def finish(
 
 
 async def drop_results(engine: AsyncEngine, batch_id: str) -> None:
-    """Delete the results of a batch, a part at a time. Raises StoreUnavailable."""
+    """Delete the results of a batch in parts. Raises StoreUnavailable."""
     row = BatchResultRow
     part = select(row.line).where(row.batch_id == batch_id).order_by(row.line).limit(DELETED_ROWS)
     statement = delete(row).where(row.batch_id == batch_id, row.line.in_(part))
@@ -290,9 +291,9 @@ async def drop_results(engine: AsyncEngine, batch_id: str) -> None:
 
 
 async def ended_with_results(engine: AsyncEngine) -> list[str]:
-    """List batches that have ended, whose results are not deleted yet. Raises StoreUnavailable."""
-    kept = select(BatchResultRow.batch_id).distinct()
-    query = select(BatchRow.batch_id).where(BatchRow.status.in_(_ENDED), BatchRow.batch_id.in_(kept))
+    """List ended batches with results still stored. Raises StoreUnavailable."""
+    with_results = select(BatchResultRow.batch_id).distinct()
+    query = select(BatchRow.batch_id).where(BatchRow.status.in_(_ENDED), BatchRow.batch_id.in_(with_results))
 
     async def read(connection: AsyncConnection) -> list[str]:
         return list((await connection.execute(query)).scalars())
@@ -301,11 +302,11 @@ async def ended_with_results(engine: AsyncEngine) -> list[str]:
 
 
 async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
-    """Delete batches that ended and were made before; their files stay. Returns how many went."""
-    gone = delete(BatchRow).where(BatchRow.status.in_(_ENDED), BatchRow.created_unix_ms < before_unix_ms)
+    """Delete ended batches created before a time. Their files stay. Return the number deleted."""
+    statement = delete(BatchRow).where(BatchRow.status.in_(_ENDED), BatchRow.created_unix_ms < before_unix_ms)
 
     async def write(connection: AsyncConnection) -> int:
-        return (await connection.execute(gone)).rowcount
+        return (await connection.execute(statement)).rowcount
 
     return await transact(engine, write)
 
@@ -380,7 +381,7 @@ _SHOWN: tuple[Any, ...] = tuple(
 
 
 def _job(row: Any) -> BatchJob:
-    same: Any = {name: getattr(row, name) for name in _SAME}
+    columns: Any = {name: getattr(row, name) for name in _SAME}
     times: Any = {f"{name}_unix_s": getattr(row, f"{name}_unix_ms") // 1000 for name in _TIMES}
     errors = tuple(BatchError(**error) for error in json.loads(row.errors))
-    return BatchJob(status=BatchStatus(row.status), errors=errors, metadata=json.loads(row.tags), **same, **times)
+    return BatchJob(status=BatchStatus(row.status), errors=errors, metadata=json.loads(row.tags), **columns, **times)

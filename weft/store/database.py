@@ -1,5 +1,5 @@
-"""Opening the database. SQLite: WAL, one writer process, BEGIN IMMEDIATE. PostgreSQL: shared by several processes,
-READ COMMITTED whatever the server's default; stricter levels only cost repetitions (`weft.store.transactions`)."""
+"""Opening the database. SQLite: WAL, one writer process, BEGIN IMMEDIATE. PostgreSQL: shared by several processes, READ
+COMMITTED regardless of the server's default. Stricter levels only cost repetitions (`weft.store.transactions`)."""
 
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,22 @@ from weft.store.errors import BadDatabaseUrl
 from weft.turnstile import Turnstile
 
 BUSY_TIMEOUT_MS = 5_000
-CONNECT_S = 5.0  # PostgreSQL: a server that does not answer is away
-STATEMENT_S = 30.0  # PostgreSQL: of the longest batch, and of waiting for another process's migration
+CONNECT_S = 5.0  # PostgreSQL: without an answer by then the server is down
+STATEMENT_S = 30.0  # PostgreSQL: for the longest batch, and for a wait for a concurrent migration
 CONNECTIONS = 4  # of one process: a writer, a poll, two calls of people
-SQLITE_TURNS = 1  # a transaction locks the file from its first statement on; SQLite's own waiting is polling, unfair
-STATEMENTS = 16  # that a connection keeps prepared; one of many rows takes 150 KB, and each number of rows has its own
+SQLITE_TURNS = 1  # a transaction locks the file from its first statement on; SQLite waits by polling, which is unfair
+STATEMENTS = 16  # prepared per connection; a statement of many rows takes 150 KB, and each number of rows has one
 POSTGRESQL = "postgresql+asyncpg"
 TURNS = "weft_turns"  # the execution option with an engine's `Turnstile`
 
 
 def sqlite_url(path: Path) -> URL:
-    """Make the URL of an SQLite file."""
+    """Return the URL of an SQLite file."""
     return URL.create("sqlite+aiosqlite", database=str(path))
 
 
 def postgresql_url(text: str) -> URL:
-    """Read a PostgreSQL URL as people have them, with the driver that is used here. Raises BadDatabaseUrl."""
+    """Parse a PostgreSQL URL in its common form, and set the driver used here. Raises BadDatabaseUrl."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
@@ -42,7 +42,7 @@ def postgresql_url(text: str) -> URL:
 
 
 def open_database(url: URL) -> AsyncEngine:
-    """Make an engine for `url`. Nothing is connected yet; `close_database` at the end."""
+    """Return an engine for `url`. Nothing is connected yet. Call `close_database` at the end."""
     if url.get_backend_name() == "postgresql":
         return create_async_engine(
             url,
@@ -70,12 +70,12 @@ def open_database(url: URL) -> AsyncEngine:
 
 
 def turns_of(engine: AsyncEngine) -> Turnstile:
-    """The turns of transactions, between tenants, of an engine and of all engines made from it."""
+    """Return the turns of an engine's transactions, between tenants. Engines made from it share them."""
     return engine.get_execution_options()[TURNS]
 
 
 async def close_database(engine: AsyncEngine) -> None:
-    """Dispose of an engine once its transactions that have begun are over. None begins any more."""
+    """Dispose of an engine once its current transactions are over. No further transaction begins."""
     turns = turns_of(engine)
     for place in range(turns.places):
         await turns.enter(f":close {place}")
@@ -83,7 +83,7 @@ async def close_database(engine: AsyncEngine) -> None:
 
 
 def _on_sqlite_connect(connection: Any, _record: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # the driver begins nothing by itself: `_begin_immediate` does
+    connection.isolation_level = None  # the driver does not begin transactions: `_begin_immediate` does
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA journal_mode = WAL")
@@ -93,5 +93,5 @@ def _on_sqlite_connect(connection: Any, _record: ConnectionPoolEntry) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    # A deferred transaction that reads first and writes later can fail with SQLITE_BUSY whatever the timeout.
+    # A deferred transaction with a write after a read can fail with SQLITE_BUSY despite the timeout.
     connection.exec_driver_sql("BEGIN IMMEDIATE")

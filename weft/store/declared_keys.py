@@ -1,11 +1,11 @@
-"""Keys that objects of a cluster declare: by owner (the object's uid), known by their hashes.
+"""Keys declared by objects of a cluster: by owner (the object's uid), identified by their hashes.
 
-An owner has at most one key in force. What it declares takes the place of what it declared before, in one transaction;
-declaring the same twice changes nothing. What an owner has withdrawn it may declare again; what a person has revoked
-stays revoked. Keys of other owners, and those without one, are out of its reach.
+An owner has at most one key in force. A new declaration replaces the previous key, in one transaction. A repeated
+declaration changes nothing. An owner may declare a withdrawn key again. A key revoked by a person stays revoked. An
+owner cannot change keys of other owners, or keys without an owner.
 
-Their limits stand beside those that people set for the same key: rules of one subject are told apart by their model,
-and those of objects have the pattern that every model fits.
+Their limits apply in addition to people's limits for the key. Rules of a subject are distinguished by model, and rules
+of objects have the pattern for every model.
 """
 
 import json
@@ -28,7 +28,7 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A key that its owner declares. `limits`: its numbers count; subject and model are given by the store."""
+    """A key declared by its owner. `limits`: only its numbers count. The store sets subject and model."""
 
     owner: str
     key_hash: str
@@ -39,7 +39,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredKey:
-    """A declared key as the store has it: in force, or revoked by a person."""
+    """A declared key in the store: in force, or revoked by a person."""
 
     key_id: str
     declaration: Declaration
@@ -47,28 +47,28 @@ class DeclaredKey:
 
 
 class Refusal(Enum):
-    """The reason for which a key was not taken. The owner has no key in force then."""
+    """The reason for a refused key. The owner then has no key in force."""
 
-    TAKEN = auto()  # it is a key already, and not this owner's
+    TAKEN = auto()  # another owner, or nobody, has this key already
     REVOKED = auto()  # a person has revoked it
 
 
 async def declare(engine: AsyncEngine, new: Declaration, *, now_unix_ms: int) -> DeclaredKey | Refusal:
-    """Make this the owner's one key in force. Raises StoreUnavailable, Unstorable."""
+    """Make the declared key the owner's only key in force. Raises StoreUnavailable, Unstorable."""
 
     async def write(connection: AsyncConnection) -> DeclaredKey | Refusal:
         await _withdraw(connection, new.owner, now_unix_ms, but=new.key_hash)
         query = select(ApiKeyRow.__table__).where(ApiKeyRow.key_hash == new.key_hash).with_for_update()
-        known = (await connection.execute(query)).mappings().first()
-        if known is None:
+        stored = (await connection.execute(query)).mappings().first()
+        if stored is None:
             key_id = await _insert(connection, new, now_unix_ms)
-        elif known["owner"] != new.owner:
+        elif stored["owner"] != new.owner:
             return Refusal.TAKEN
-        elif known["revoked_unix_ms"] is not None and not known["withdrawn"]:
+        elif stored["revoked_unix_ms"] is not None and not stored["withdrawn"]:
             return Refusal.REVOKED
         else:
-            key_id = known["key_id"]
-            await _update(connection, known, new)
+            key_id = stored["key_id"]
+            await _update(connection, stored, new)
         rule = replace(new.limits, subject=f"key/{key_id}", model=EVERY_MODEL, spent_until_unix_ms=0)
         await _set_limits(connection, rule, now_unix_ms)
         return DeclaredKey(key_id, replace(new, note=new.note[:MAX_NOTE], limits=rule), revoked=False)
@@ -82,8 +82,9 @@ async def withdraw(engine: AsyncEngine, owner: str, *, now_unix_ms: int) -> None
 
 
 async def all_declared(engine: AsyncEngine) -> list[DeclaredKey]:
-    """List every declared key in force (or expired), and those that a person has revoked. Raises StoreUnavailable."""
-    known = select(ApiKeyRow.__table__).where(
+    """List every declared key in force (or expired), and every declared key revoked by a person. Raises
+    StoreUnavailable."""
+    declared = select(ApiKeyRow.__table__).where(
         ApiKeyRow.owner != "", or_(ApiKeyRow.revoked_unix_ms.is_(None), ~ApiKeyRow.withdrawn)
     )
     rules = select(LimitRow.subject, *(getattr(LimitRow, name) for name in _LIMITS)).where(
@@ -94,7 +95,7 @@ async def all_declared(engine: AsyncEngine) -> list[DeclaredKey]:
         by_subject = {
             row["subject"]: LimitRule(**row, model=EVERY_MODEL) for row in (await connection.execute(rules)).mappings()
         }
-        rows = (await connection.execute(known.order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id))).mappings()
+        rows = (await connection.execute(declared.order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id))).mappings()
         return [_declared(row, by_subject) for row in rows]
 
     return await transact(engine, read)
@@ -110,17 +111,17 @@ def _declared(row: Any, rules: dict[str, LimitRule]) -> DeclaredKey:
 
 async def _withdraw(connection: AsyncConnection, owner: str, now_unix_ms: int, *, but: str = "") -> None:
     mine = (ApiKeyRow.owner == owner, ApiKeyRow.key_hash != but, ApiKeyRow.revoked_unix_ms.is_(None))
-    gone = (
+    revocation = (
         update(ApiKeyRow)
         .where(*mine)
         .values(revoked_unix_ms=now_unix_ms, withdrawn=True, changes=ApiKeyRow.changes + 1)
     )
-    for (key_id,) in (await connection.execute(gone.returning(ApiKeyRow.key_id))).all():
+    for (key_id,) in (await connection.execute(revocation.returning(ApiKeyRow.key_id))).all():
         await limits.put_within(connection, LimitRule(f"key/{key_id}", EVERY_MODEL), now_unix_ms=now_unix_ms)
 
 
 async def _insert(connection: AsyncConnection, new: Declaration, now_unix_ms: int) -> str:
-    """Store a new key under a drawn id, and return that. One that is taken is drawn again."""
+    """Store a new key under a random id. Return the id. A taken id is drawn again."""
     insert = insert_into(connection, ApiKeyRow).on_conflict_do_nothing(index_elements=[ApiKeyRow.key_id])
     while True:
         key_id = draw_key().key_id
@@ -129,15 +130,15 @@ async def _insert(connection: AsyncConnection, new: Declaration, now_unix_ms: in
             return key_id
 
 
-async def _update(connection: AsyncConnection, known: Any, new: Declaration) -> None:
-    wanted = {**_granted(new), "revoked_unix_ms": None, "withdrawn": False}
-    if any(known[name] != value for name, value in wanted.items()):
-        mine = update(ApiKeyRow).where(ApiKeyRow.key_id == known["key_id"])
-        await connection.execute(mine.values(**wanted, changes=ApiKeyRow.changes + 1))
+async def _update(connection: AsyncConnection, stored: Any, new: Declaration) -> None:
+    columns = {**_granted(new), "revoked_unix_ms": None, "withdrawn": False}
+    if any(stored[name] != value for name, value in columns.items()):
+        mine = update(ApiKeyRow).where(ApiKeyRow.key_id == stored["key_id"])
+        await connection.execute(mine.values(**columns, changes=ApiKeyRow.changes + 1))
 
 
 async def _set_limits(connection: AsyncConnection, rule: LimitRule, now_unix_ms: int) -> None:
-    """Write the limits where they differ: each write is news for every gateway."""
+    """Write the limits if they differ. Each write is a change for every gateway."""
     columns = [getattr(LimitRow, name) for name in _LIMITS]
     query = select(*columns).where(LimitRow.subject == rule.subject, LimitRow.model == rule.model)
     stored = (await connection.execute(query)).first()

@@ -1,18 +1,18 @@
-"""What can go wrong with the store.
+"""Errors of the store.
 
 StoreError
-├── NewerRevision   the database was written by a newer Weft: upgrade this one. Nothing was changed
+├── NewerRevision   the database was written by a newer Weft: upgrade this version. Nothing was changed
 ├── BadMigration    a migration failed half-way; the transaction was rolled back
-├── BadDatabaseUrl  the URL names no database that Weft can use
-├── Unstorable      the database takes everything but this: the row itself is at fault
-├── Superseded      another process has taken a newer term: this one may change nothing any more
-├── NotPossible     what a tenant asked for is not possible; the message is for the tenant
+├── BadDatabaseUrl  the URL is not of a supported database
+├── Unstorable      the database refuses this row for its content
+├── Superseded      another process has taken a newer term: this process may change nothing any more
+├── NotPossible     a tenant's request is not possible; the message is for the tenant
 │   ├── Absent      no such file or batch of this tenant
-│   ├── OverQuota   the tenant has as much as one may
-│   └── Conflict    not in the state that it is in: a file in use, a batch that has ended
+│   ├── OverQuota   the tenant has reached its quota
+│   └── Conflict    the current state forbids it: a file in use, a finished batch
 └── StoreUnavailable  the database cannot be opened or written now (no server): try again later
     ├── StoreFull       its disk is full: make room
-    ├── StoreBusy       it answers, but others' transactions were not over in time: try again
+    ├── StoreBusy       it answers, but earlier transactions took too long: try again
     └── DatabaseDamaged  SQLite finds its file damaged: it has to be restored
 """
 
@@ -26,7 +26,7 @@ class NewerRevision(StoreError):
 
     def __init__(self, revision: str, head: str) -> None:
         super().__init__(
-            f"the database is at revision {revision!r}, which this version does not know (its newest is {head!r}): "
+            f"the database is at revision {revision!r}, unknown to this version (its newest is {head!r}): "
             "start the newer version, or restore a copy from before the upgrade"
         )
         self.revision, self.head = revision, head
@@ -37,11 +37,11 @@ class BadMigration(StoreError):
 
 
 class BadDatabaseUrl(StoreError):
-    """The URL is not postgresql://USER@HOST/DATABASE. Its text is not repeated: it may hold a password."""
+    """The URL is not postgresql://USER@HOST/DATABASE. The message omits it: it may hold a password."""
 
 
 class Unstorable(StoreError):
-    """The database refuses a row for what is in it."""
+    """The database refuses a row for its content."""
 
 
 class Superseded(StoreError):
@@ -49,19 +49,19 @@ class Superseded(StoreError):
 
 
 class NotPossible(StoreError):
-    """What a tenant asked for is not possible. The message is a sentence for the tenant."""
+    """A tenant's request is not possible. The message is a sentence for the tenant."""
 
 
 class Absent(NotPossible):
-    """No such file or batch of this tenant; whether another has it is not said."""
+    """The tenant has no such file or batch. Whether another tenant has it is not revealed."""
 
 
 class OverQuota(NotPossible):
-    """The tenant has as much as one may."""
+    """The tenant has reached its quota."""
 
 
 class Conflict(NotPossible):
-    """The state that it is in does not allow it."""
+    """The current state of the file or batch forbids the request."""
 
 
 class StoreUnavailable(StoreError):
@@ -69,15 +69,15 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreUnavailable):
-    """The database's disk is full: what is stored can be read, and nothing written."""
+    """The database's disk is full: reads work, writes do not."""
 
 
 class StoreBusy(StoreUnavailable):
-    """The database answers, but others' transactions were not over in time."""
+    """The database answers, but earlier transactions took too long."""
 
 
 class DatabaseDamaged(StoreUnavailable):
-    """The content of SQLite's file is not what it should be."""
+    """The content of SQLite's file is damaged."""
 
-    def __init__(self, found: str) -> None:
-        super().__init__(f"{found}: stop the process, put a backup in the file's place, and start it again")
+    def __init__(self, damage: str) -> None:
+        super().__init__(f"{damage}: stop the process, put a backup in the file's place, and start it again")

@@ -1,7 +1,7 @@
 """Rows of tenants' files. Their bytes are in the batch service's file storage, under their ids.
 
-A file's row is there before its bytes and after them: "writing" until it is whole, "deleting" until its bytes are gone.
-Whatever ends a process, a row says which bytes are left to delete.
+A file's row exists before its bytes and after them: "writing" until it is complete, "deleting" until its bytes are
+deleted. After any end of a process, the rows show the bytes left to delete.
 """
 
 from collections.abc import Collection
@@ -16,12 +16,12 @@ from weft.store.errors import Absent, Conflict, OverQuota
 from weft.store.models import BatchRow, FileRow, ResponseRow
 from weft.store.transactions import transact
 
-ROLE = "batch"  # whose term is held by what changes files and batches
+ROLE = "batch"  # changes of files and batches hold its term
 WRITING, READY, DELETING = "writing", "ready", "deleting"
 
 
 async def begin(engine: AsyncEngine, term: int, new: NewFile, file_id: str, *, now_unix_ms: int, max_files: int) -> int:
-    """Note a file that will be written. Returns the bytes that its tenant has stored, responses included.
+    """Record a file to write. Return the bytes already stored by its tenant, responses included.
 
     Raises OverQuota, Superseded, StoreUnavailable.
     """
@@ -48,8 +48,8 @@ async def begin(engine: AsyncEngine, term: int, new: NewFile, file_id: str, *, n
 
 
 async def complete(engine: AsyncEngine, term: int, file_id: str, size: int, *, max_bytes: int) -> StoredFile:
-    """Note that a file's bytes are in storage. Raises OverQuota (the tenant would have more than `max_bytes`),
-    Conflict (it was taken for abandoned), Superseded, StoreUnavailable."""
+    """Record that a file's bytes are in storage. Raises OverQuota (the tenant would exceed `max_bytes`), Conflict (it
+    was taken for abandoned), Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> StoredFile:
         await fencing_terms.hold(connection, ROLE, term)
@@ -68,7 +68,7 @@ def over_bytes(stored: int, max_bytes: int) -> OverQuota:
 
 
 async def make_ready(connection: AsyncConnection, file_id: str, size: int) -> StoredFile:
-    """Make a file visible, within a transaction. Raises Conflict where its row was swept."""
+    """Make a file visible, within a transaction. Raises Conflict if its row was swept."""
     changed = (
         update(FileRow)
         .where(FileRow.file_id == file_id, FileRow.state == WRITING)
@@ -81,7 +81,7 @@ async def make_ready(connection: AsyncConnection, file_id: str, size: int) -> St
 
 
 async def find(engine: AsyncEngine, namespace: str, file_id: str) -> StoredFile:
-    """Read one file's row. Raises Absent, StoreUnavailable."""
+    """Read the row of a file. Raises Absent, StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> StoredFile:
         return await find_within(connection, namespace, file_id)
@@ -90,7 +90,7 @@ async def find(engine: AsyncEngine, namespace: str, file_id: str) -> StoredFile:
 
 
 async def find_within(connection: AsyncConnection, namespace: str, file_id: str) -> StoredFile:
-    """Read one file's row within a transaction. Raises Absent."""
+    """Read the row of a file within a transaction. Raises Absent."""
     row = (await connection.execute(select(*_SHOWN).where(*_is(namespace, file_id)))).first()
     if row is None:
         raise no_file(file_id)
@@ -98,7 +98,7 @@ async def find_within(connection: AsyncConnection, namespace: str, file_id: str)
 
 
 async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], bool]:
-    """List a part of a tenant's files; and whether there are more. Raises Absent (`after`), StoreUnavailable."""
+    """List a page of a tenant's files, and return whether there are more. Raises Absent (`after`), StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> tuple[list[StoredFile], bool]:
         query = select(*_SHOWN).where(FileRow.namespace == page.namespace, FileRow.state == READY)
@@ -106,10 +106,10 @@ async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], 
             query = query.where(FileRow.purpose == page.purpose.value)
         if page.after:
             anchor = select(FileRow.created_unix_ms).where(*_is(page.namespace, page.after))
-            since = (await connection.execute(anchor)).scalar_one_or_none()
-            if since is None:
+            anchor_unix_ms = (await connection.execute(anchor)).scalar_one_or_none()
+            if anchor_unix_ms is None:
                 raise no_file(page.after)
-            query = query.where(behind(page, FileRow.created_unix_ms, FileRow.file_id, since))
+            query = query.where(behind(page, FileRow.created_unix_ms, FileRow.file_id, anchor_unix_ms))
         rows = (await connection.execute(order_page(page, query, FileRow.created_unix_ms, FileRow.file_id))).all()
         return [_stored(row) for row in rows[: page.limit]], len(rows) > page.limit
 
@@ -125,25 +125,25 @@ async def mark_deleting(engine: AsyncEngine, term: int, namespace: str, file_id:
         ended = [status.value for status in ENDED]
         uses = select(BatchRow.batch_id).where(BatchRow.input_file_id == file_id, BatchRow.status.not_in(ended))
         if (batch_id := (await connection.execute(uses.limit(1))).scalar_one_or_none()) is not None:
-            raise Conflict(f"file {file_id} is the input of {batch_id}, which has not ended; cancel it first")
+            raise Conflict(f"file {file_id} is the input of {batch_id}, an unfinished batch; cancel it first")
         await connection.execute(update(FileRow).where(FileRow.file_id == file_id).values(state=DELETING))
         return file
 
     return await transact(engine, write)
 
 
-async def list_abandoned(engine: AsyncEngine, *, before_unix_ms: int, most: int = 100) -> list[str]:
-    """List files whose bytes are to be deleted: marked so, or begun before `before_unix_ms` and never whole."""
+async def list_abandoned(engine: AsyncEngine, *, before_unix_ms: int, max_files: int = 100) -> list[str]:
+    """List files with bytes to delete: marked as deleting, or begun before `before_unix_ms` and never complete."""
     left = or_(FileRow.state == DELETING, and_(FileRow.state == WRITING, FileRow.created_unix_ms < before_unix_ms))
 
     async def read(connection: AsyncConnection) -> list[str]:
-        return list((await connection.execute(select(FileRow.file_id).where(left).limit(most))).scalars())
+        return list((await connection.execute(select(FileRow.file_id).where(left).limit(max_files))).scalars())
 
     return await transact(engine, read)
 
 
 async def mark_abandoned(engine: AsyncEngine, file_ids: Collection[str]) -> list[str]:
-    """Mark files whose writers, if some still run, will not complete them. Returns those that were not complete.
+    """Mark incomplete files, so that a running writer cannot complete them. Return the incomplete files.
 
     Raises StoreUnavailable.
     """
@@ -157,7 +157,7 @@ async def mark_abandoned(engine: AsyncEngine, file_ids: Collection[str]) -> list
 
 
 async def forget(engine: AsyncEngine, file_ids: Collection[str]) -> None:
-    """Remove the rows of files whose bytes are gone. Raises StoreUnavailable."""
+    """Remove the rows of files with deleted bytes. Raises StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         await connection.execute(delete(FileRow).where(FileRow.file_id.in_(file_ids), FileRow.state == DELETING))
@@ -165,17 +165,17 @@ async def forget(engine: AsyncEngine, file_ids: Collection[str]) -> None:
     await transact(engine, write)
 
 
-def behind(page: Page, created: Any, row_id: Any, since: int) -> ColumnElement[bool]:
-    """The condition of the rows behind the row `page.after`, made at `since`, in a list."""
+def behind(page: Page, created: Any, row_id: Any, anchor_unix_ms: int) -> ColumnElement[bool]:
+    """Return the condition for rows after the row `page.after`, created at `anchor_unix_ms`, in a list."""
     if page.oldest_first:
-        return or_(created > since, and_(created == since, row_id > page.after))
-    return or_(created < since, and_(created == since, row_id < page.after))
+        return or_(created > anchor_unix_ms, and_(created == anchor_unix_ms, row_id > page.after))
+    return or_(created < anchor_unix_ms, and_(created == anchor_unix_ms, row_id < page.after))
 
 
 def order_page(page: Page, query: Any, created: Any, row_id: Any) -> Any:
-    """Order a page's rows, and ask for one row more than it has, which says whether there are more."""
-    by = (created, row_id) if page.oldest_first else (created.desc(), row_id.desc())
-    return query.order_by(*by).limit(page.limit + 1)
+    """Order a page's rows, and ask for one additional row, which shows whether there are more."""
+    order = (created, row_id) if page.oldest_first else (created.desc(), row_id.desc())
+    return query.order_by(*order).limit(page.limit + 1)
 
 
 def no_file(file_id: str) -> Absent:
@@ -189,7 +189,7 @@ def _is(namespace: str, file_id: str) -> tuple[ColumnElement[bool], ...]:
 async def used(connection: AsyncConnection, namespace: str) -> tuple[int, int]:
     """Count a tenant's files, and sum the bytes of files and stored responses, within a transaction.
 
-    A file that is deleted or broken off does not count.
+    A deleted or interrupted file does not count.
     """
     query = select(func.count(), func.coalesce(func.sum(FileRow.bytes), 0))
     files, stored = (

@@ -1,6 +1,6 @@
-"""API keys: `weft-<id>-<secret>`. The key is shown once; the store keeps its SHA-256.
+"""API keys: `weft-<id>-<secret>`. The key is shown once. The store keeps its SHA-256.
 
-A plain SHA-256 is right here: the secret has 256 random bits, so there is nothing to guess and nothing to slow down.
+A plain SHA-256 is enough: the secret has 256 random bits, so guessing is hopeless, and a slow hash is not needed.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as the store knows it. `key_id` is public; `key_hash` is hex SHA-256 of the whole key."""
+    """A key in the store. `key_id` is public. `key_hash` is the hex SHA-256 of the whole key."""
 
     key_id: str
     key_hash: str
@@ -41,34 +41,34 @@ class ApiKey:
     revoked_unix_ms: int | None
 
     def in_force(self, now_unix_ms: int) -> bool:
-        """Whether the key is neither revoked nor expired."""
+        """Return whether the key is neither revoked nor expired."""
         expires = self.grant.expires_unix_ms
         return self.revoked_unix_ms is None and (not expires or now_unix_ms < expires)
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key as its owner sees it, once."""
+    """A new key, shown to its owner once."""
 
     key: str
     key_id: str
 
 
 def draw_key() -> NewKey:
-    """Draw a new key: an id of 8 hex digits (public), a secret of 256 bits."""
+    """Return a new random key: an id of 8 hex digits (public), a secret of 256 bits."""
     key_id = secrets.token_hex(4)
     return NewKey(f"weft-{key_id}-{secrets.token_urlsafe(32)}", key_id)
 
 
 def key_hash(key: str) -> str:
-    """Hash a key with SHA-256, in hex: what the gateway compares."""
+    """Return the hex SHA-256 of a key, for comparison by the gateway."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 async def create(engine: AsyncEngine, grant: Grant, note: str, *, now_unix_ms: int) -> NewKey:
-    """Draw and store a key. An id that is taken (1 in 4 billion) is drawn again.
+    """Draw and store a key. A taken id (1 in 4 billion) is drawn again.
 
-    Raises StoreUnavailable; whether the key is there then is unknown, and it was never shown.
+    Raises StoreUnavailable; then the key may be stored, but it was never shown.
     """
     while True:
         new = draw_key()
@@ -88,20 +88,20 @@ async def create(engine: AsyncEngine, grant: Grant, note: str, *, now_unix_ms: i
 
 
 async def revoke(engine: AsyncEngine, key_id: str, *, now_unix_ms: int) -> bool:
-    """Revoke a key. Returns False when there is no such key; revoking twice is harmless. Raises StoreUnavailable."""
+    """Revoke a key. Return False if the key does not exist. Revoking twice is harmless. Raises StoreUnavailable."""
     mine = update(ApiKeyRow).where(ApiKeyRow.key_id == key_id)
 
     async def write(connection: AsyncConnection) -> bool:
         await connection.execute(mine.where(ApiKeyRow.revoked_unix_ms.is_(None)).values(revoked_unix_ms=now_unix_ms))
-        await connection.execute(mine.where(ApiKeyRow.withdrawn).values(withdrawn=False))  # not to be taken back
-        known = await connection.execute(select(ApiKeyRow.key_id).where(ApiKeyRow.key_id == key_id))
-        return known.first() is not None
+        await connection.execute(mine.where(ApiKeyRow.withdrawn).values(withdrawn=False))  # now a person's decision
+        key_row = await connection.execute(select(ApiKeyRow.key_id).where(ApiKeyRow.key_id == key_id))
+        return key_row.first() is not None
 
     return await transact(engine, write)
 
 
 async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
-    """List every key, revoked ones included, oldest first. Raises StoreUnavailable."""
+    """List every key, including revoked keys, oldest first. Raises StoreUnavailable."""
     query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id)
 
     async def read(connection: AsyncConnection) -> list[ApiKey]:
@@ -111,13 +111,13 @@ async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
 
 
 def key_of(row: Any) -> ApiKey:
-    """Read a key from its row."""
+    """Return the key in a row."""
     scope, models = KeyScope(row["scope"]), tuple(json.loads(row["models"]))
     grant = Grant(row["namespace"], scope, models, row["expires_unix_ms"])
     return ApiKey(row["key_id"], row["key_hash"], grant, row["note"], row["created_unix_ms"], row["revoked_unix_ms"])
 
 
 async def _insert(connection: AsyncConnection, row: dict[str, Any]) -> bool:
-    """Insert a row. Returns False where the id is taken."""
+    """Insert a row. Return False if its id is taken."""
     insert = insert_into(connection, ApiKeyRow).on_conflict_do_nothing()
     return (await connection.execute(insert.returning(ApiKeyRow.key_id), row)).first() is not None

@@ -13,7 +13,7 @@ _NAMES = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_
 
 
 async def put(engine: AsyncEngine, rule: LimitRule, *, now_unix_ms: int) -> None:
-    """Store a rule in place of the one for the same subject and model; one without any limit deletes it.
+    """Store a rule in place of the rule for its subject and model. A rule without any limit deletes it.
 
     Raises StoreUnavailable.
     """

@@ -1,6 +1,6 @@
-"""Migrations of a database to this version's schema. Every process that opens the store runs them before anything else.
+"""Migrations of a database to this version's schema. Every process that opens the store runs them first.
 
-Processes that start together upgrade one after the other: the first one does the work, the others find it done.
+Processes that start together upgrade one after another: the first does the work, the rest find it done.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from weft.store.errors import BadMigration, NewerRevision, StoreUnavailable, Uns
 from weft.store.transactions import transact
 
 Step = Callable[[Config, str], None]
-MIGRATION_LOCK = 0x77656674  # "weft": one number for every version, or two of them would upgrade at once
+MIGRATION_LOCK = 0x77656674  # "weft": the same number for every version, or two versions would upgrade at once
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 async def upgrade(engine: AsyncEngine, target: str = "head", step: Step = command.upgrade) -> str:
-    """Bring the schema to `target` in one transaction; returns the revision reached ("" for none).
+    """Upgrade the schema to `target` in one transaction. Return the reached revision ("" for none).
 
     Raises NewerRevision (nothing changed), BadMigration (rolled back), StoreUnavailable.
     """
@@ -37,7 +37,7 @@ async def upgrade(engine: AsyncEngine, target: str = "head", step: Step = comman
 
 
 def configuration(connection: Connection | None = None) -> Config:
-    """Make Alembic's configuration for the packaged migrations, without a file."""
+    """Return Alembic's configuration for the packaged migrations, without a file."""
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -45,12 +45,12 @@ def configuration(connection: Connection | None = None) -> Config:
 
 
 def head() -> str:
-    """The newest revision that this version knows."""
+    """Return the newest revision known to this version."""
     return ScriptDirectory.from_config(configuration()).get_current_head() or ""
 
 
 def current(connection: Connection) -> str:
-    """Read the database's revision, "" for an empty one."""
+    """Return the database's revision, "" for an empty database."""
     return MigrationContext.configure(connection).get_current_revision() or ""
 
 

@@ -1,6 +1,6 @@
-"""The tables. One metadata for SQLite and PostgreSQL; a migration in `migrations/versions` for every change.
+"""The tables. One metadata for SQLite and PostgreSQL, and a migration in `migrations/versions` for every change.
 
-Times are Unix milliseconds (UTC) in 64-bit integers: exact on both databases, no time zones to get wrong.
+Times are Unix milliseconds (UTC) in 64-bit integers: exact on both databases, without time zones.
 """
 
 from datetime import date
@@ -23,7 +23,7 @@ class Base(DeclarativeBase):
 
 
 class OutcomeRow(Base):
-    """The one terminal record of a request (`weft.v1.Outcome` without the prompt's text)."""
+    """The terminal record of a request (`weft.v1.Outcome` without the prompt's text)."""
 
     __tablename__ = "outcomes"
     __table_args__ = (Index(None, "stored_unix_ms"),)
@@ -46,11 +46,11 @@ class OutcomeRow(Base):
     moves: Mapped[int] = mapped_column(BigInteger)
     doublings: Mapped[int] = mapped_column(BigInteger)
     finished_unix_ms: Mapped[int] = mapped_column(BigInteger)
-    stored_unix_ms: Mapped[int] = mapped_column(BigInteger)  # by the store's clock: what deletion goes by
+    stored_unix_ms: Mapped[int] = mapped_column(BigInteger)  # by the store's clock, for deletion
 
 
 class UsageRow(Base):
-    """What a namespace used of a model on a day (UTC): the sum over its outcomes, each counted once."""
+    """The usage of a model by a namespace on a day (UTC): the sum over its outcomes, each counted once."""
 
     __tablename__ = "usage"
     __table_args__ = (Index(None, "day", "namespace"),)
@@ -64,7 +64,7 @@ class UsageRow(Base):
 
 
 class KeyUsageRow(Base):
-    """What a key used of a model on a day (UTC), for requests that came with a key; `UsageRow` has them, too."""
+    """The usage of a model by a key on a day (UTC), for requests with a key. `UsageRow` includes them."""
 
     __tablename__ = "usage_of_keys"
     __table_args__ = (Index(None, "day", "namespace"),)
@@ -79,7 +79,7 @@ class KeyUsageRow(Base):
 
 
 class ApiKeyRow(Base):
-    """An API key: its SHA-256, never the key. A revoked key stays, so that its id is never given again."""
+    """An API key: its SHA-256, never the key. A revoked key stays, so that its id is never used again."""
 
     __tablename__ = "api_keys"
     __table_args__ = (Index(None, "owner"),)
@@ -93,15 +93,13 @@ class ApiKeyRow(Base):
     scope: Mapped[str] = mapped_column(String(16), server_default="inference")
     models: Mapped[str] = mapped_column(Text, server_default="[]")  # JSON: names and patterns; none: every model
     expires_unix_ms: Mapped[int] = mapped_column(BigInteger, server_default="0")  # 0: never
-    owner: Mapped[str] = mapped_column(String(128), server_default="")  # the uid of the object that declares it, if any
-    withdrawn: Mapped[bool] = mapped_column(
-        Boolean, server_default=false()
-    )  # revoked by its owner, who may take it back
+    owner: Mapped[str] = mapped_column(String(128), server_default="")  # the uid of the declaring object, if any
+    withdrawn: Mapped[bool] = mapped_column(Boolean, server_default=false())  # revoked by its owner, reversible
     changes: Mapped[int] = mapped_column(BigInteger, server_default="0")  # by its owner so far
 
 
 class LimitRow(Base):
-    """Limits of a key or a namespace, on all models or on those that `model` names; 0: none."""
+    """Limits of a key or a namespace, on all models or on models matching `model`; 0: none."""
 
     __tablename__ = "limits"
 
@@ -115,7 +113,7 @@ class LimitRow(Base):
 
 
 class FileRow(Base):
-    """A file of a tenant. `state`: "writing", "ready" (the only one that its tenant sees), "deleting"."""
+    """A file of a tenant. `state`: "writing", "ready" (the only state visible to its tenant), "deleting"."""
 
     __tablename__ = "files"
     __table_args__ = (Index(None, "namespace", "created_unix_ms"), Index(None, "state"))
@@ -130,7 +128,7 @@ class FileRow(Base):
 
 
 class BatchRow(Base):
-    """A batch. Times are 0 for what has not happened. `ending`: what it will be once its output is written."""
+    """A batch. Times are 0 for future events. `ending`: its status once its output is written."""
 
     __tablename__ = "batches"
     __table_args__ = (Index(None, "namespace", "created_unix_ms"), Index(None, "status"))
@@ -168,20 +166,20 @@ class BatchRow(Base):
 
 
 class BatchResultRow(Base):
-    """A line's result, until the batch's files are written. The key makes a second one of a line change nothing."""
+    """A line's result, until the batch's files are written. The key makes a second result of a line change nothing."""
 
     __tablename__ = "batch_results"
 
     batch_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     line: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    succeeded: Mapped[bool] = mapped_column(Boolean)  # which of the two files it goes to
+    succeeded: Mapped[bool] = mapped_column(Boolean)  # output file or error file
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
-    record: Mapped[bytes] = mapped_column(LargeBinary)  # its line of that file
+    record: Mapped[bytes] = mapped_column(LargeBinary)  # its line of the file
 
 
 class ResponseRow(Base):
-    """A response of `/v1/responses` with what was asked (JSON of the gateway), until it expires."""
+    """A response of `/v1/responses` with its request (JSON of the gateway), until it expires."""
 
     __tablename__ = "responses"
     __table_args__ = (Index(None, "namespace", "created_unix_ms", "body_bytes"), Index(None, "expires_unix_ms"))
@@ -196,7 +194,7 @@ class ResponseRow(Base):
 
 
 class TermRow(Base):
-    """The highest term ever seen of a role ("scheduler", "batch"); it only grows."""
+    """The highest term ever seen of a role ("scheduler", "batch"). It only grows."""
 
     __tablename__ = "terms"
 

@@ -1,4 +1,4 @@
-"""Outcomes, and the usage that follows from them: one transaction, every outcome counted once."""
+"""Outcomes and their usage: stored in one transaction, every outcome counted once."""
 
 import hashlib
 from collections import defaultdict
@@ -18,18 +18,18 @@ MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a s
 
 
 async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_ms: int) -> set[str]:
-    """Store a batch (at most `MAX_BATCH`) in one transaction. Returns the ids that were new, as stored.
+    """Store a batch of outcomes (at most `MAX_BATCH`) in one transaction. Return the new ids, as stored.
 
-    Idempotent by request id until `forget`, also where several supervisors store the same ones at the same time: a
-    known one changes nothing, neither its row nor the usage. Raises StoreUnavailable (whether the batch is stored is
-    not known: store it again), Unstorable (the database refuses one of them: none is stored).
+    Idempotent by request id until `forget`, also if several supervisors store the same outcomes at the same time. A
+    known outcome changes neither its row nor the usage. Raises StoreUnavailable (the batch may be stored: store it
+    again), Unstorable (the database refuses an outcome: none is stored).
     """
     assert len(outcomes) <= MAX_BATCH, f"{len(outcomes)} outcomes in a batch of at most {MAX_BATCH}"
-    # the first of two in a batch wins
+    # the first of equal ids in a batch wins
     first = {outcome.request_id: outcome for outcome in map(_fitted, reversed(outcomes))}
     if not first:
         return set()
-    ordered = [first[request_id] for request_id in sorted(first)]  # in one order everywhere: fewer deadlocks
+    ordered = [first[request_id] for request_id in sorted(first)]  # in the same order everywhere: fewer deadlocks
 
     async def write(connection: AsyncConnection) -> set[str]:
         new = await _insert_outcomes(connection, ordered, now_unix_ms)
@@ -41,14 +41,14 @@ async def record(engine: AsyncEngine, outcomes: Sequence[Outcome], *, now_unix_m
 
 
 async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
-    """Delete outcomes stored before; usage stays. Returns how many went.
+    """Delete outcomes stored before a time. Usage stays. Return the number deleted.
 
-    The time of storing counts, not of finishing: a gateway with a wrong clock must not have its outcomes counted twice.
+    The time of storing counts, not of finishing: outcomes of a gateway with a wrong clock must not count twice.
     """
 
     async def write(connection: AsyncConnection) -> int:
-        gone = await connection.execute(delete(OutcomeRow).where(OutcomeRow.stored_unix_ms < before_unix_ms))
-        return gone.rowcount
+        deletion = await connection.execute(delete(OutcomeRow).where(OutcomeRow.stored_unix_ms < before_unix_ms))
+        return deletion.rowcount
 
     return await transact(engine, write)
 
@@ -61,7 +61,8 @@ async def _insert_outcomes(connection: AsyncConnection, outcomes: list[Outcome],
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    """The columns of an outcome's row. `choice` (the first stands for the prompt) and `key_id` are of usage alone."""
+    """Return the columns of an outcome's row. `choice` (the first stands for the prompt) and `key_id` are only for
+    usage."""
     values = {column: getattr(outcome, name) for name, column in _FIELDS if name not in _OF_USAGE}
     return values | {"finish_reason": outcome.finish.value}
 
@@ -77,10 +78,10 @@ async def _add(
     table: type[UsageRow | KeyUsageRow],
     keys: tuple[str, ...],
     outcomes: Iterable[Outcome],
-    others: tuple[str, ...] = (),
+    further_columns: tuple[str, ...] = (),
 ) -> None:
-    """Add outcomes to the rows of a table that have their `keys`; a new row has `others` too."""
-    columns = (*keys, *others)
+    """Add outcomes to the rows of a table with their `keys`. A new row also has `further_columns`."""
+    columns = (*keys, *further_columns)
     sums: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
     for outcome in outcomes:
         day = _day(outcome.finished_unix_ms)
@@ -106,7 +107,7 @@ _USAGE_SUMS = ("requests", "prompt_tokens", "completion_tokens")
 
 
 def _fitted(outcome: Outcome) -> Outcome:
-    """Make an outcome fit its columns: one odd outcome must not keep its batch from being stored."""
+    """Fit an outcome into its columns: an odd outcome must not keep its batch from being stored."""
     return Outcome(**{name: _fit(column, getattr(outcome, name)) for name, column in _FIELDS})
 
 
@@ -119,19 +120,19 @@ def _fit(name: str, value: Any) -> Any:
 
 
 def _fit_key(text: str, width: int) -> str:
-    """Replace a key that its column cannot hold by its SHA-256: cut, two requests or tenants would become one."""
+    """Replace a key too long for its column by its SHA-256: cut keys could make two requests or tenants equal."""
     if len(text) <= width and "\0" not in text:
         return text
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-_COLUMNS = {"adapter": "adapter_digest", "finish": "finish_reason", "migrations": "moves"}  # where it is not the name
-# Read one by one: `asdict` copies deeply, which was a fifth of the supervisor's CPU.
+_COLUMNS = {"adapter": "adapter_digest", "finish": "finish_reason", "migrations": "moves"}  # where names differ
+# Read separately: `asdict` copies deeply, and took a fifth of the supervisor's CPU.
 _FIELDS = tuple((field.name, _COLUMNS.get(field.name, field.name)) for field in fields(Outcome))
 _MAX_INT = 2**63 - 1
 _OF_USAGE = frozenset(("choice", "key_id"))
-_KEYS = frozenset(("request_id", "namespace", "model_name", "key_id"))  # rows are found and summed by these
-_LAST_DAY_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z, the last that a date can hold
+_KEYS = frozenset(("request_id", "namespace", "model_name", "key_id"))  # columns that identify rows
+_LAST_DAY_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z, the last possible date
 _WIDTHS = {
     column.name: column.type.length or 0
     for row in (KeyUsageRow, OutcomeRow)

@@ -1,6 +1,7 @@
-"""Responses of `/v1/responses` that later ones continue. A body is what the gateway made of it: bytes to the store.
+"""Stored responses of `/v1/responses`, for later responses that continue them. The gateway makes the body: bytes to the
+store.
 
-A response names the one before it, so that each is kept once, however long a conversation becomes.
+A response names its predecessor, so that each response is stored once, however long a conversation becomes.
 """
 
 from typing import Any
@@ -14,15 +15,21 @@ from weft.store.errors import Absent, Conflict
 from weft.store.models import ResponseRow
 from weft.store.transactions import transact
 
-MAX_DEPTH = 1_000  # responses of one conversation
+MAX_DEPTH = 1_000  # responses of a conversation
 
 
 async def keep(
-    engine: AsyncEngine, new: KeptResponse, *, now_unix_ms: int, expires_unix_ms: int, most: int, max_bytes: int
+    engine: AsyncEngine,
+    new: KeptResponse,
+    *,
+    now_unix_ms: int,
+    expires_unix_ms: int,
+    max_responses: int,
+    max_bytes: int,
 ) -> None:
-    """Keep a response until it expires; of a namespace the newest `most` are kept.
+    """Store a response until it expires. Keep the newest `max_responses` of a namespace.
 
-    Raises OverQuota (the tenant would have more than `max_bytes` with its files), StoreUnavailable.
+    Raises OverQuota (the tenant would exceed `max_bytes` together with its files), StoreUnavailable.
     """
     row = {
         "response_id": new.response_id,
@@ -41,7 +48,7 @@ async def keep(
         if stored + len(new.body) > max_bytes:
             raise files.over_bytes(stored + len(new.body), max_bytes)
         await connection.execute(insert(ResponseRow).values(row))
-        oldest = (await connection.execute(newest.offset(most).limit(1))).scalar_one_or_none()
+        oldest = (await connection.execute(newest.offset(max_responses).limit(1))).scalar_one_or_none()
         if oldest is not None:
             await connection.execute(delete(ResponseRow).where(of_tenant, ResponseRow.created_unix_ms <= oldest))
 
@@ -49,7 +56,7 @@ async def keep(
 
 
 async def find(engine: AsyncEngine, namespace: str, response_id: str, *, now_unix_ms: int) -> bytes:
-    """Read one response. Raises Absent, StoreUnavailable."""
+    """Read a response of a namespace. Raises Absent, StoreUnavailable."""
     query = select(ResponseRow.body).where(*_named(namespace, response_id), _unexpired(now_unix_ms))
 
     async def read(connection: AsyncConnection) -> bytes:
@@ -62,42 +69,42 @@ async def find(engine: AsyncEngine, namespace: str, response_id: str, *, now_uni
 
 
 async def conversation(engine: AsyncEngine, namespace: str, response_id: str, *, now_unix_ms: int) -> list[bytes]:
-    """Read a response and all before it, the eldest first.
+    """Read a response and all its predecessors, oldest first.
 
-    Raises Absent (one of them too), Conflict (too long to continue), StoreUnavailable.
+    Raises Absent (also for a predecessor), Conflict (too long to continue), StoreUnavailable.
     """
     unexpired = _unexpired(now_unix_ms)
     columns = ResponseRow.response_id, ResponseRow.previous_id, ResponseRow.body_bytes
     last = select(*columns, literal(1).label("depth")).where(*_named(namespace, response_id), unexpired)
     chain = last.cte("chain", recursive=True)
-    before = select(*columns, chain.c.depth + 1).where(
+    previous = select(*columns, chain.c.depth + 1).where(
         ResponseRow.response_id == chain.c.previous_id,
         ResponseRow.namespace == namespace,
         unexpired,
         chain.c.depth <= MAX_DEPTH,
     )
-    chain = chain.union_all(before)
+    chain = chain.union_all(previous)
     about = select(chain.c.response_id, chain.c.previous_id, chain.c.body_bytes).order_by(chain.c.depth)
 
     async def read(connection: AsyncConnection) -> list[bytes]:
-        found = (await connection.execute(about)).all()
-        if not found:
+        chain_rows = (await connection.execute(about)).all()
+        if not chain_rows:
             raise absent(response_id)
-        if len(found) > MAX_DEPTH or sum(row.body_bytes for row in found) > MAX_CONVERSATION_BYTES:
+        if len(chain_rows) > MAX_DEPTH or sum(row.body_bytes for row in chain_rows) > MAX_CONVERSATION_BYTES:
             raise Conflict(f"the conversation of response {response_id} is too long to be continued; send its items")
-        if missing := found[-1].previous_id:
+        if missing := chain_rows[-1].previous_id:
             raise absent(missing)
         bodies = select(ResponseRow.response_id, ResponseRow.body).join(
             chain, chain.c.response_id == ResponseRow.response_id
         )
         by_id: dict[str, bytes] = {row.response_id: row.body for row in await connection.execute(bodies)}
-        return [by_id[row.response_id] for row in reversed(found)]
+        return [by_id[row.response_id] for row in reversed(chain_rows)]
 
     return await transact(engine, read)
 
 
 async def remove(engine: AsyncEngine, namespace: str, response_id: str) -> None:
-    """Delete a response; those that continue it cannot be continued any more. Raises Absent, StoreUnavailable."""
+    """Delete a response. Responses after it cannot be continued any more. Raises Absent, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
         done = await connection.execute(delete(ResponseRow).where(*_named(namespace, response_id)))
@@ -108,7 +115,7 @@ async def remove(engine: AsyncEngine, namespace: str, response_id: str) -> None:
 
 
 async def forget(engine: AsyncEngine, *, now_unix_ms: int) -> int:
-    """Delete the responses that have expired; returns how many. Raises StoreUnavailable."""
+    """Delete expired responses. Return their number. Raises StoreUnavailable."""
     expired = delete(ResponseRow).where(ResponseRow.expires_unix_ms <= now_unix_ms)
 
     async def write(connection: AsyncConnection) -> int:

@@ -1,4 +1,5 @@
-"""The start of a process on the store: which database, and a wait until it answers at this version's revision."""
+"""The start of a process on the store: the choice of the database, and a wait until it is ready at this version's
+revision."""
 
 import asyncio
 import contextlib
@@ -26,9 +27,9 @@ def store_at(database: str, file: Path) -> AsyncEngine:
 async def ready_term(
     engine: AsyncEngine, term_of: Callable[[AsyncEngine], Awaitable[int]], stop: asyncio.Event, *, shared: bool
 ) -> int | None:
-    """Take the term to start with, in a store at this version's revision; None: `stop` came first.
+    """Take the term to start with, in a store at this version's revision. Return None if `stop` came first.
 
-    A store that others share is waited for. Raises StoreError.
+    A `shared` store is waited for. Raises StoreError.
     """
     deadline = time.monotonic() + PATIENCE_S * shared
     while not stop.is_set():

@@ -1,13 +1,12 @@
-"""One transaction and one INSERT .. ON CONFLICT, whichever database. A transaction is retried where the
-database asks for it, its errors are raised as the store's.
+"""Transactions and INSERT .. ON CONFLICT for both databases. A transaction is retried if the database asks for it. Its
+errors are raised as the store's.
 
-PostgreSQL ends a transaction that lost a race (serialization failure, deadlock) and expects it to be run again; with
-SQLite there is one writer and nothing to lose. Other failures are not retried here: the caller
-knows how long its work may wait.
+PostgreSQL ends a transaction that lost a race (serialization failure, deadlock) and expects a repetition. With SQLite
+there is a single writer and no race. Other failures are not retried here: the caller knows how long its work may wait.
 
-No cancellation reaches a transaction that has begun. A connection whose statement is cancelled is closed with the
-transaction open: SQLite's file stays locked for as long as a traceback holds the cursor, PostgreSQL's pool has to make
-another connection.
+A cancellation does not reach a transaction that has begun. A connection with a cancelled statement is closed with its
+transaction open: SQLite's file stays locked for as long as a traceback holds the cursor, and PostgreSQL's pool has to
+make a new connection.
 """
 
 import asyncio
@@ -35,14 +34,14 @@ Upsert = sqlite.Insert | postgresql.Insert
 Work = Callable[[AsyncConnection], Awaitable[T]]
 OnCommit = Callable[[T], None]
 TRIES = 10
-TURN_S = 5.0  # that a transaction waits for its turn
-PLATFORM, WRITER = ":platform", ":writer"  # in place of a tenant; no namespace has such a name
-LEAVE_S = 5.0  # that a transaction may take once its caller is cancelled; longer takes only a server that hangs
-PAUSE_S = 0.01  # before the second try; grows by as much with each, jittered
+TURN_S = 5.0  # wait of a transaction for its turn
+PLATFORM, WRITER = ":platform", ":writer"  # in place of a tenant; not a possible name of a namespace
+LEAVE_S = 5.0  # for a transaction after its caller is cancelled; only a hanging server takes longer
+PAUSE_S = 0.01  # before the second try; grows by this with each try, jittered
 RACES = frozenset(("40001", "40P01"))  # serialization_failure, deadlock_detected
 LOCKED = "55P03"  # lock_not_available
 DISK_FULL = "53100"  # disk_full
-DATA, INTEGRITY, STATEMENT = "22", "23", "42"  # classes of SQLSTATE: the row itself twice, our own mistake
+DATA, INTEGRITY, STATEMENT = "22", "23", "42"  # classes of SQLSTATE: faults of the row, faults of the row, our mistake
 
 
 _tenant = ContextVar("tenant", default=PLATFORM)
@@ -50,10 +49,10 @@ _tenant = ContextVar("tenant", default=PLATFORM)
 
 @contextmanager
 def in_turn_of(tenant: str) -> Generator[None]:
-    """Run transactions within the block, and of tasks made there, in the turns of a tenant.
+    """Run transactions within the block, and of tasks made in it, in the turns of a tenant.
 
-    Tenants take turns by the time that their transactions take: a burst of one waits behind itself, and never has
-    every connection. `WRITER` stands for writers of outcomes and results, `PLATFORM` (the default) for the rest.
+    Tenants take turns by the time of their transactions. A burst of a tenant delays itself, and never occupies every
+    connection. `WRITER` stands for writers of outcomes and results, `PLATFORM` (the default) for the rest.
     """
     token = _tenant.set(tenant)
     try:
@@ -67,11 +66,11 @@ def ignore(_: object) -> None:
 
 
 async def transact(engine: AsyncEngine, work: Work[T], on_commit: OnCommit[T] = ignore) -> T:
-    """Run `work` in a transaction of its own, again (at most `TRIES` times in all) while it loses races.
+    """Run `work` in a transaction, again (at most `TRIES` times in all) while it loses races. Return its result.
 
-    So `work` may run more than once; only the last run counts. A caller that is cancelled gives its turn up, or hears
-    of it once the transaction that has begun is over, committed or not. `on_commit` is called with what `work` gave
-    where it is committed, also when nobody waits for that any more. Raises StoreUnavailable, Unstorable.
+    `work` may run more than once; only the last run counts. A cancelled caller gives its turn up. After the transaction
+    has begun, the cancellation is raised once the transaction is over, committed or not. `on_commit` is called with the
+    result of `work` on a commit, also after a cancellation. Raises StoreUnavailable, Unstorable.
     """
     turns, tenant = turns_of(engine), _tenant.get()
     for tried in range(1, TRIES + 1):
@@ -96,7 +95,7 @@ async def _take_turn(turns: Turnstile, tenant: str) -> None:
         async with asyncio.timeout(TURN_S):
             await turns.wait(tenant, turn)
     except TimeoutError as error:
-        raise StoreBusy(f"other transactions were not over in {TURN_S:.0f} s") from error
+        raise StoreBusy(f"earlier transactions took more than {TURN_S:.0f} s") from error
 
 
 async def _transaction(engine: AsyncEngine, work: Work[T], on_commit: OnCommit[T]) -> T:
@@ -107,9 +106,9 @@ async def _transaction(engine: AsyncEngine, work: Work[T], on_commit: OnCommit[T
 
 
 def insert_into(connection: AsyncConnection, table: type[DeclarativeBase]) -> Upsert:
-    """Make an INSERT that can be given an ON CONFLICT clause, in the connection's dialect.
+    """Return an INSERT in the connection's dialect, ready for an ON CONFLICT clause.
 
-    Rows are given to `execute`: then a statement is compiled once, not for each transaction.
+    Pass rows to `execute`, so that the statement is compiled once, not for each transaction.
     """
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table)
@@ -117,14 +116,14 @@ def insert_into(connection: AsyncConnection, table: type[DeclarativeBase]) -> Up
 
 
 def sqlstate(error: BaseException) -> str:
-    """PostgreSQL's five characters for an error; "" for an error without them."""
+    """Return PostgreSQL's five characters for an error, or "" without them."""
     return str(getattr(error.orig, "sqlstate", None) or "") if isinstance(error, DBAPIError) else ""
 
 
 def _raise_store_error(error: Exception) -> None:
-    """Raise an error as one of the store's; one that neither the row nor the database explains is a bug, and passes."""
+    """Raise an error as an error of the store. An error explained by neither row nor database is a bug, and passes."""
     state = sqlstate(error)
-    if type(error) is DatabaseError:  # SQLite's alone: "malformed", "not a database"
+    if type(error) is DatabaseError:  # only of SQLite: "malformed", "not a database"
         raise DatabaseDamaged(_message(error)) from error
     if isinstance(error, DataError | IntegrityError) or state[:2] in (DATA, INTEGRITY):
         raise Unstorable(_message(error)) from error
@@ -141,16 +140,16 @@ def _raise_store_error(error: Exception) -> None:
 
 
 def _is_sqlite_busy(error: Exception) -> bool:
-    """Whether others held SQLite's file, or a table of it, for all of the busy timeout."""
+    """Return whether SQLite's file, or a table, stayed locked for all of the busy timeout."""
     return _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _sqlite_code(error: Exception) -> int:
-    """Return SQLite's primary code of an error; 0 for an error without one."""
+    """Return SQLite's primary code of an error, or 0."""
     return (getattr(error.orig, "sqlite_errorcode", 0) & 0xFF) if isinstance(error, DBAPIError) else 0
 
 
 def _message(error: Exception) -> str:
-    """The database's own message, without statement and parameters."""
+    """Return the database's message, without statement and parameters."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).rpartition(">: ")[2] or type(cause).__name__

@@ -1,4 +1,4 @@
-"""What namespaces used of models, by day (UTC): read; `weft.store.outcomes` writes it."""
+"""Usage of models by namespace and day (UTC), for readers. `weft.store.outcomes` writes it."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -28,18 +28,18 @@ class DailyUsage:
 
 
 async def since(
-    engine: AsyncEngine, day: date, *, namespace: str = "", by_key: bool = False, most: int | None = None
+    engine: AsyncEngine, day: date, *, namespace: str = "", by_key: bool = False, max_rows: int | None = None
 ) -> list[DailyUsage]:
     """Read usage from `day` on, by day, namespace and model. `namespace`: "" for all.
 
-    `by_key`: by key as well, and only of requests that came with one. Raises StoreUnavailable.
+    `by_key`: by key as well, and only of requests with a key. Raises StoreUnavailable.
     """
     row = KeyUsageRow if by_key else UsageRow
     query = select(row.__table__).where(row.day >= day)
     if namespace:
         query = query.where(row.namespace == namespace)
     order = (row.day, row.namespace, row.model_name, *((KeyUsageRow.key_id,) if by_key else ()))
-    query = query.order_by(*order).limit(most)
+    query = query.order_by(*order).limit(max_rows)
 
     async def read(connection: AsyncConnection) -> list[DailyUsage]:
         return [DailyUsage(**row) for row in (await connection.execute(query)).mappings()]
@@ -48,10 +48,9 @@ async def since(
 
 
 async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ()) -> dict[str, dict[str, int]]:
-    """Sum the tokens of a day by namespace: "" for all its models together, and by model for the namespaces in
-    `by_model`.
+    """Sum the tokens of a day by namespace: "" for all its models together, and by model for namespaces in `by_model`.
 
-    What is not asked for by model is summed by the database. Raises StoreUnavailable.
+    The database does the sums of the totals. Raises StoreUnavailable.
     """
     used, row = func.sum(UsageRow.prompt_tokens + UsageRow.completion_tokens), UsageRow
     totals = select(row.namespace, literal(""), used).where(row.day == day).group_by(row.namespace)
@@ -60,21 +59,21 @@ async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ())
     names = sorted(by_model)
 
     async def read(connection: AsyncConnection) -> dict[str, dict[str, int]]:
-        found = defaultdict[str, dict[str, int]](dict)
+        sums = defaultdict[str, dict[str, int]](dict)
         queries = [totals]
         queries += [
             of_models.where(row.namespace.in_(names[i : i + MAX_NAMES])) for i in range(0, len(names), MAX_NAMES)
         ]
         for query in queries:
             for namespace, model, count in await connection.execute(query):
-                found[namespace][model] = int(count)
-        return found
+                sums[namespace][model] = int(count)
+        return sums
 
     return await transact(engine, read)
 
 
 async def tokens_of_keys(engine: AsyncEngine, day: date, key_ids: Collection[str]) -> dict[str, dict[str, int]]:
-    """Sum the tokens of a day by key, of those in `key_ids`, and by model; "" for all its models together.
+    """Sum the tokens of a day for the keys in `key_ids`, by model; "" for all models of a key together.
 
     Raises StoreUnavailable.
     """
@@ -82,12 +81,12 @@ async def tokens_of_keys(engine: AsyncEngine, day: date, key_ids: Collection[str
     used = row.prompt_tokens + row.completion_tokens
 
     async def read(connection: AsyncConnection) -> dict[str, dict[str, int]]:
-        found = defaultdict[str, dict[str, int]](lambda: {"": 0})
+        sums = defaultdict[str, dict[str, int]](lambda: {"": 0})
         for i in range(0, len(names), MAX_NAMES):
             query = select(row.key_id, row.model_name, used).where(row.day == day)
             for key_id, model, count in await connection.execute(query.where(row.key_id.in_(names[i : i + MAX_NAMES]))):
-                found[key_id][model] = count
-                found[key_id][""] += count
-        return found
+                sums[key_id][model] = count
+                sums[key_id][""] += count
+        return sums
 
     return await transact(engine, read)

@@ -1,1 +1,1 @@
-"""Files and batches of tenants: what is stored, which line runs next, what came of each."""
+"""Files and batches of tenants: storage, the order of lines, and results."""

@@ -1,4 +1,4 @@
-"""The contract's calls: messages become values, refusals statuses."""
+"""The contract's calls: messages become values, and refusals become statuses."""
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
@@ -32,7 +32,7 @@ CODES: dict[type[NotPossible], grpc.StatusCode] = {
     OverQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Conflict: grpc.StatusCode.FAILED_PRECONDITION,
 }
-MAX_UPLOADS = 256  # at once; one tenant has half of them at the most
+MAX_UPLOADS = 256  # at the same time; a tenant has at most half of them
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Asked = TypeVar("Asked")
@@ -40,28 +40,28 @@ Answer = TypeVar("Answer")
 
 
 def _answered(call: Callable[["BatchCalls", Asked], Awaitable[Answer]]) -> Any:
-    """Make a call of the contract, whose refusals are statuses."""
+    """Make a call of the contract. Its refusals become statuses."""
 
-    async def answer(self: "BatchCalls", asked: Asked, context: Context) -> Answer:
+    async def answer(self: "BatchCalls", request: Asked, context: Context) -> Answer:
         async with self.answering(context):
-            with in_turn_of(getattr(asked, "namespace", PLATFORM)):
-                return await call(self, asked)
+            with in_turn_of(getattr(request, "namespace", PLATFORM)):
+                return await call(self, request)
         raise AssertionError("the call was aborted")
 
     return answer
 
 
 class BatchCalls(BatchServicer):
-    """The calls of one server."""
+    """The gRPC calls of a server."""
 
     def __init__(self, server: BatchServer) -> None:
         self._server, self._uploads = server, TenantSlots(MAX_UPLOADS)
 
     @contextmanager
     def _upload_slot(self, namespace: str) -> Generator[None]:
-        """Have one of the slots of uploads for the length of the block. Raises OverQuota."""
+        """Hold an upload slot for the length of the block. Raises OverQuota."""
         if not self._uploads.take(namespace):
-            raise OverQuota("too many uploads of files are under way; try again when one has ended")
+            raise OverQuota("too many uploads of files are under way; try again when an upload has ended")
         try:
             yield
         finally:
@@ -77,7 +77,7 @@ class BatchCalls(BatchServicer):
                 return codec.FILE.encode(await self._server.files.upload(new, chunks))
         except (PeerError, NotPossible, StoreError, StorageError):
             async for _ in parts:
-                pass  # a status that meets a write of the client is lost in its gRPC
+                pass  # the client's gRPC loses a status that arrives during a write
             raise
 
     @_answered
@@ -127,7 +127,7 @@ class BatchCalls(BatchServicer):
         limits, now = self._server.limits, now_unix_ms()
         new, expires = codec.RESPONSE.decode(request), now + 3_600_000 * limits.response_hours
         await responses.keep(
-            self._server.engine, new, now_unix_ms=now, expires_unix_ms=expires, most=limits.tenant_responses,
+            self._server.engine, new, now_unix_ms=now, expires_unix_ms=expires, max_responses=limits.tenant_responses,
             max_bytes=limits.tenant_bytes,
         )  # fmt: skip
         return pb.KeepResponseAnswer()
@@ -183,7 +183,7 @@ class BatchCalls(BatchServicer):
 
 
 async def _header(parts: AsyncIterator[pb.UploadFileRequest]) -> NewFile:
-    """Read what an upload begins with. Raises PeerError."""
+    """Read the header of an upload. Raises PeerError."""
     first = codec.upload_part(await anext(parts, pb.UploadFileRequest()))
     if not isinstance(first, NewFile):
         raise PeerError("an upload begins with its header")
@@ -193,5 +193,5 @@ async def _header(parts: AsyncIterator[pb.UploadFileRequest]) -> NewFile:
 
 
 def _shown_name(filename: str) -> str:
-    """Drop characters that cannot be printed from the client's text; it is never used as a path."""
+    """Return the client's file name without unprintable characters. It is never used as a path."""
     return "".join(char for char in filename if char.isprintable()).strip()[:255] or "unnamed"

@@ -1,9 +1,9 @@
-"""What can go wrong with file storage.
+"""Errors of file storage.
 
 StorageError
-├── StorageUnavailable  it cannot be read or written now: try again later
+├── StorageUnavailable  storage cannot be read or written now: try again later
 │   └── StorageFull     its disk is full: make room
-└── BytesMissing        the file's bytes are not there
+└── BytesMissing        the file's bytes are missing
 """
 
 
@@ -16,8 +16,8 @@ class StorageUnavailable(StorageError):
 
 
 class StorageFull(StorageUnavailable):
-    """The disk of file storage is full: what is stored can be read, and nothing written."""
+    """The disk of file storage is full: reads work, writes do not."""
 
 
 class BytesMissing(StorageError):
-    """Nothing of that name is stored."""
+    """No bytes are stored under the name."""

@@ -1,4 +1,4 @@
-"""Input files as lines: read from storage in blocks, in threads, a few blocks kept."""
+"""Input files as lines: read from storage in blocks, in threads, with a cache of a few blocks."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from weft_batch.storage import FileStorage
 
 READ_BYTES = 1 << 20
 MAX_REST_S = 0.5
-KEPT_BLOCKS = 64  # of 256 KiB, or one line that is longer
+KEPT_BLOCKS = 64  # of 256 KiB, or a longer line
 T = TypeVar("T")
 
 
@@ -27,14 +27,14 @@ class InputFile:
 
 
 class InputLines:
-    """The lines of input files by number. Neighbours come from one read."""
+    """The lines of input files by number. Neighbours come from a single read."""
 
     def __init__(self, storage: FileStorage) -> None:
         self._storage = storage
         self._blocks: OrderedDict[tuple[str, int], asyncio.Task[dict[int, bytes]]] = OrderedDict()
 
     async def block(self, file: InputFile, line: int) -> dict[int, bytes]:
-        """Read a line and its neighbours, by their numbers, without line ends. Raises StorageError."""
+        """Return a line and its neighbours by their numbers, without line ends. Raises StorageError."""
         first, start, end = file.index.block(line)
         key = (file.file_id, start)
         if (read := self._blocks.get(key)) is None:
@@ -64,10 +64,10 @@ async def blocks(storage: FileStorage, file_id: str) -> AsyncIterator[bytes]:
 
 
 async def parse_piece(pieces: Turnstile, tenant: str, parse: Callable[[], T]) -> T:
-    """Parse a piece of an input in a thread, in its tenant's turn.
+    """Parse a piece of an input in a thread, in its tenant's turn. Return the result of `parse`.
 
-    Nothing is parsed for as long again: a line of 1 MiB keeps the interpreter for 0.1 s, and each step of a call that
-    waits for it meanwhile would wait for a whole line. Raises what `parse` raises.
+    A pause of equal length follows. A line of 1 MiB keeps the interpreter busy for 0.1 s. Without pauses each step of a
+    live call would wait for a complete line. Raises errors of `parse`.
     """
     async with pieces.turn(tenant):
         began = time.monotonic()

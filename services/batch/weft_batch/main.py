@@ -30,12 +30,12 @@ from weft_batch.storage import FileStorage, FolderStorage
 from weft_batch.tenant_files import TenantQuotas
 
 FILE = "batch.sqlite"
-QUIET = ("alembic", "botocore", "urllib3")  # one line about the store is enough; headers and signatures are none
+QUIET = ("alembic", "botocore", "urllib3")  # they would repeat errors of the store, or log headers and signatures
 log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM. Returns 0 after a drain, 2 for what stops a start: settings, a port, store or storage."""
+    """Run until SIGTERM. Return 0 after a drain, or 2 if it cannot start: settings, a port, store or storage."""
     settings = BatchSettings.parse(argv)
     logs.configure("batch", level=settings.log_level, fmt=settings.log_format)
     for name in QUIET:
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def open_storage(settings: BatchSettings) -> FileStorage:
-    """Open the storage; the S3 library is only loaded where it is used. Raises S3NotUsable, StorageUnavailable."""
+    """Open the storage. The S3 library is only loaded when used. Raises S3NotUsable, StorageUnavailable."""
     if not settings.files:
         return FolderStorage(settings.data_dir / "files")
     from weft_batch.storage_s3 import S3NotUsable, S3Storage, read_keys
@@ -103,6 +103,6 @@ async def _serve(
                 register, listen=settings.listen, names=("weft.v1.Batch",), stop=stop, probes=probes,
                 drain=server.drain, tls=tls,
             )  # fmt: skip
-        finally:  # a drained server ends by itself; one that was never drained (a port in use) does not
+        finally:  # a drained server ends by itself; after a failed start (a port in use) it does not
             await server.drain()
             await running

@@ -1,7 +1,7 @@
 """A batch's output and error file, written by streaming from the store: memory holds a page of results.
 
-They become visible together with the batch's end, in one transaction; a try that fails, or dies, leaves rows of files
-in state "writing", by which their bytes are deleted.
+They become visible together with the batch's end, in one transaction. A failed or killed try leaves rows of files in
+state "writing", for the later deletion of their bytes.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class _File:
 
 
 class OutputFiles:
-    """The two files of one batch; each is begun with its first line."""
+    """The two files of a batch. Each is created with its first line."""
 
     def __init__(
         self, engine: AsyncEngine, term: int, storage: FileStorage, pieces: Turnstile, namespace: str, batch: BatchJob,
@@ -46,10 +46,11 @@ class OutputFiles:
     ) -> None:  # fmt: skip
         self._engine, self._term, self._storage, self._pieces = engine, term, storage, pieces
         self._namespace, self._batch, self._ending = namespace, batch, ending
-        self._files: dict[bool, _File] = {}  # by whether its lines succeeded
+        self._files: dict[bool, _File] = {}  # by success of the lines
 
     async def write(self) -> None:
-        """Write both, end the batch, delete its results. Raises StoreError, StorageError: try again, from the start."""
+        """Write both files, end the batch, delete its results. Raises StoreError, StorageError: try again from the
+        start."""
         try:
             async for succeeded, record in self._records():
                 await self._add(succeeded, record)
@@ -65,13 +66,13 @@ class OutputFiles:
         except BaseException:
             for file in self._files.values():
                 await asyncio.to_thread(file.writer.abandon)
-            with contextlib.suppress(Exception):  # their rows are swept
+            with contextlib.suppress(Exception):  # the sweep also removes them
                 await files.mark_abandoned(self._engine, [file.file_id for file in self._files.values()])
             raise
         await batches.drop_results(self._engine, self._batch.batch_id)
 
     async def _records(self) -> AsyncIterator[tuple[bool, bytes]]:
-        """Yield in the lines' order: results, and for a batch that expired the lines that have none."""
+        """Yield in the lines' order: results, and for an expired batch also lines without a result."""
         stored = batches.results(self._engine, self._batch.batch_id)
         if self._ending is not BatchStatus.EXPIRED:
             async for _, succeeded, record in stored:
@@ -86,12 +87,12 @@ class OutputFiles:
                 else:
                     failed = LineFailed(self._batch.batch_id, line, *EXPIRED)
                     yield False, failure_record(failed, custom_id).record
-        while result is not None:  # of an input whose bytes are missing
+        while result is not None:  # the bytes of the input are missing
             yield result[1], result[2]
             result = await anext(stored, None)
 
     async def _input_lines(self) -> AsyncGenerator[tuple[int, str | None]]:
-        """Yield every line's number and custom_id."""
+        """Yield the number and custom_id of every line."""
 
         def read(lines: Iterable[tuple[int, bytes]]) -> list[tuple[int, str | None]]:
             return [(line, read_line(raw, self._batch.endpoint, MAX_BODY_BYTES).custom_id) for line, raw in lines]
@@ -115,8 +116,8 @@ class OutputFiles:
         if file.buffered >= WRITE_BYTES:
             await self._flush(file)
 
-    async def _begin(self, file_id: str, what: str) -> None:
-        new = NewFile(self._namespace, f"{self._batch.batch_id}_{what}.jsonl", Purpose.BATCH_OUTPUT)
+    async def _begin(self, file_id: str, suffix: str) -> None:
+        new = NewFile(self._namespace, f"{self._batch.batch_id}_{suffix}.jsonl", Purpose.BATCH_OUTPUT)
         await files.begin(self._engine, self._term, new, file_id, now_unix_ms=now_unix_ms(), max_files=0)
 
     async def _flush(self, file: _File) -> None:

@@ -1,8 +1,8 @@
-"""Results: their records in output and error files, in OpenAI's form, one JSON object a line; and their writer into the
-store, many in a transaction. What is not stored does not count: after a crash it runs again.
+"""Results: their records in output and error files, in OpenAI's format, a JSON object per line; and their writer into
+the store, with many results per transaction. Only stored results count: after a crash the rest run again.
 
-The store may be out of reach for a while: what came is held (the machine bounds how much), and written again with
-bounded pauses for as long as the process lives; readiness says so.
+If the store is unreachable, results are held (the machine bounds their number). They are written again with bounded
+pauses, for as long as the process lives. Readiness reports it.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from weft_batch.core.input_lines import BadLine
 MAX_TRANSACTION_BYTES = 16 << 20
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 log = logging.getLogger(__name__)
-_ONE_LINE = bytes.maketrans(b"\n\r", b"  ")  # no text of JSON holds either
+_ONE_LINE = bytes.maketrans(b"\n\r", b"  ")  # JSON has both only outside of strings
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 
 
 def answer_record(result: LineResult, custom_id: str | None) -> StoredResult:
-    """Make the record of a gateway's answer. An answer that is no JSON is an error of the line, never a damaged
+    """Return the record of a gateway's answer. An answer other than JSON is an error of the line, never a damaged
     file."""
     try:
         orjson.loads(result.body)  # strict: no NaN, no half of a surrogate pair
@@ -49,14 +49,14 @@ def answer_record(result: LineResult, custom_id: str | None) -> StoredResult:
 
 
 def failure_record(failed: LineFailed, custom_id: str | None) -> StoredResult:
-    """Make the record of a line that has no answer."""
+    """Return the record of a line without an answer."""
     error = {"code": failed.code, "message": failed.message}
     record = _record(failed.batch_id, failed.line, custom_id, "null", _text(error))
     return StoredResult(failed.batch_id, failed.line, False, record)
 
 
 def bad_line_record(batch_id: str, line: int, bad: BadLine) -> StoredResult:
-    """Make the record of an input line that cannot run. The message names it, whether it has a custom_id or not."""
+    """Return the record of an unrunnable input line. The message names the line, even without a custom_id."""
     error: dict[str, Any] = {"code": bad.code, "message": f"line {line}: {bad.message}", "line": line}
     if bad.param:
         error["param"] = bad.param
@@ -73,7 +73,7 @@ def _text(value: object) -> str:
 
 
 class ResultWriter:
-    """The one writer of results."""
+    """The only writer of results."""
 
     def __init__(
         self, engine: AsyncEngine, term: int, on_stored: Callable[[Sequence[StoredResult]], None],
@@ -103,11 +103,11 @@ class ResultWriter:
             self._on_stored(part)
 
     async def drained(self) -> None:
-        """Wait until everything put so far is stored."""
+        """Wait until all results put so far are stored."""
         await self._idle.wait()
 
     def _next(self) -> list[StoredResult]:
-        """Take as many results as one transaction takes."""
+        """Return as many waiting results as fit into a transaction."""
         part, size = list[StoredResult](), 0
         for result in self._waiting[:MAX_RESULTS]:
             size += len(result.record)
@@ -123,7 +123,7 @@ class ResultWriter:
                 with in_turn_of(WRITER):
                     await batches.add_results(self._engine, self._term, part)
             except StoreFull as error:
-                self.trouble = None  # it serves what is stored
+                self.trouble = None  # it still serves stored files
                 self._on_full(error)
             except StoreUnavailable as error:
                 self.trouble = f"store: {error}"

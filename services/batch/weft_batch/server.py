@@ -1,4 +1,4 @@
-"""The shell of the machine: streams of lines, one loop around it, work on inputs and outputs beside it."""
+"""The shell of the machine: streams of lines, a loop around it, and background work on inputs and outputs."""
 
 import asyncio
 import contextlib
@@ -58,13 +58,13 @@ from weft_batch.tenant_files import TenantFiles, TenantQuotas, now_unix_ms
 DRAIN_S = 2.0
 UPDATE_EVERY_S = 1.0
 SWEEP_EVERY_S = 600.0
-KEEP_MS = 90 * 86_400_000  # an ended batch is listed this long: a quarter's; files stay until they are deleted
-UPLOAD_S = 3_600.0  # an upload that takes longer is taken for broken off, where others share the store
-# Lines at gateways and on their way to the store: more than a few gateways run at once (128 each), and few enough to
-# hold in memory with their answers.
+KEEP_MS = 90 * 86_400_000  # an ended batch is listed for so long, a quarter; files stay until they are deleted
+UPLOAD_S = 3_600.0  # a longer upload counts as interrupted, if several services share the store
+# Lines at gateways and on their way to the store: more than a few gateways run at the same time (128 each), and few
+# enough to hold in memory with their answers.
 LINES_IN_FLIGHT = 2_000
-JOBS_AT_ONCE = 16  # inputs that are read, batches whose files are written; one tenant has half of them at the most
-PIECES_AT_ONCE = 1  # parts of inputs that are parsed: the interpreter does no more at once
+JOBS_AT_ONCE = 16  # inputs to read, and batches with files to write; a tenant has at most half of them
+PIECES_AT_ONCE = 1  # parts of inputs to parse: the interpreter cannot do more at the same time
 PIECE_BYTES = 128 << 10  # tens of milliseconds
 INPUT_CHANGED = b'{"error": {"code": "input_changed", "message": "the input file is damaged"}}'  # after it was read
 REPLACED = "a newer batch service has taken over"
@@ -73,16 +73,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _OpenBatch:
-    """The shell's knowledge of a batch that has not ended."""
+    """The shell's knowledge of an unfinished batch."""
 
     namespace: str
     job: BatchJob
-    input: InputFile | None = None  # None: it is still to be read
-    custom_ids: dict[int, str] = field(default_factory=dict[int, str])  # of lines that are out
-    span: RequestSpan | None = None  # None: it is not sampled
+    input: InputFile | None = None  # None: not read yet
+    custom_ids: dict[int, str] = field(default_factory=dict[int, str])  # of lines at gateways
+    span: RequestSpan | None = None  # None: not sampled
 
     def end_span(self, status: BatchStatus) -> None:
-        """End the span with the status that the batch has when this process no longer works on it."""
+        """End the span with the batch's status at the end of the work of this process."""
         if self.span is not None:
             about = {"weft.batch_id": self.job.batch_id, "weft.namespace": self.namespace or None}
             self.span.end("batch", {**about, "weft.batch.status": status.value, "weft.batch.lines": self.job.total})
@@ -91,14 +91,15 @@ class _OpenBatch:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """One connection of a gateway; nothing is known of it before its hello."""
+    """A connection of a gateway, unknown before its hello."""
 
     outbox: SendQueue[Any] = field(default_factory=SendQueue[Any])
     peer: Peer | None = None
 
 
 class BatchServer:
-    """Owns the machine. Everything but blocking I/O runs in one event loop; `handle` is the only way in."""
+    """The owner of the machine. Everything but blocking I/O runs in a single event loop. Events enter only through
+    `handle`."""
 
     def __init__(
         self, engine: AsyncEngine, term: int, storage: FileStorage, limits: TenantQuotas, *,
@@ -112,7 +113,7 @@ class BatchServer:
         self.files = TenantFiles(engine, term, storage, limits, self._spawn)
         self._lines = InputLines(storage)
         self._open: dict[str, _OpenBatch] = {}
-        self._given: defaultdict[tuple[Peer, str], list[int]] = defaultdict(list)  # by the event that is handled
+        self._given: defaultdict[tuple[Peer, str], list[int]] = defaultdict(list)  # by the current event
         self._streams: dict[Peer, _Stream] = {}
         self._connections: set[_Stream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,14 +124,14 @@ class BatchServer:
         self.replaced = False
 
     def met_full(self, error: Exception) -> None:
-        """Note that something could not be stored, for want of room."""
+        """Record a failed write for want of room."""
         metrics.STORE_FAILURES.inc()
         self.shortages.note(f"storage is full: {error}")
         log.error("not stored: storage is full", extra=kv(error=error))
 
     @property
     def trouble(self) -> str | None:
-        """Why it is not ready."""
+        """The reason if the service is not ready."""
         return REPLACED if self.replaced else self._writer.trouble
 
     def handle(self, event: machine.Event) -> None:
@@ -139,10 +140,10 @@ class BatchServer:
             self._shell.feed(event)
 
     def _handle(self, event: machine.Event, now: float) -> Iterator[machine.Effect]:
-        """Give what follows from an event. Once it is performed, lines of a batch for a gateway leave together."""
+        """Yield the effects of an event. Afterwards send lines of the same batch and gateway together."""
         yield from self.core.handle(event, now)
-        given, self._given = self._given, defaultdict(list)
-        for (peer, batch_id), lines in given.items():
+        lines_by_gateway, self._given = self._given, defaultdict(list)
+        for (peer, batch_id), lines in lines_by_gateway.items():
             if (batch := self._open.get(batch_id)) and (stream := self._streams.get(peer)):
                 self._spawn(self._send_lines(stream, batch, lines))
 
@@ -155,15 +156,15 @@ class BatchServer:
                     stream.outbox.put(effect.message)
             case machine.StoreResult(result):
                 custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
-                of = answer_record if isinstance(result, LineResult) else failure_record
-                self._writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
+                to_record = answer_record if isinstance(result, LineResult) else failure_record
+                self._writer.put(to_record(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
             case machine.Validate():
                 self._spawn(self._validate(effect.batch_id))
             case machine.Finalize():
                 self._spawn(self._finalize(effect.batch_id, effect.ending))
 
     async def load(self, *, sole: bool) -> None:
-        """Go on where the process before this one ended. `sole`: no other can be writing files.
+        """Continue after the previous process. `sole`: no other process can be writing files.
 
         Raises StoreError, StorageError.
         """
@@ -177,12 +178,13 @@ class BatchServer:
             self._add(batch)
 
     async def run(self, *, shared: bool) -> None:
-        """Writer and what is periodic, until drained or something fails. `shared`: another service may take over."""
+        """Run the writer and periodic work, until drained or until a failure. `shared`: another service may take
+        over."""
         work = [self._writer.run(), self._housekeeping()]
         if shared:
             work.append(self._watch_term())
         self._shell.observe_after(UPDATE_EVERY_S, self._observe)
-        running = [asyncio.create_task(self._fenced(one)) for one in work]
+        running = [asyncio.create_task(self._fenced(coroutine)) for coroutine in work]
         try:
             await self._closed.wait()
         finally:
@@ -194,7 +196,7 @@ class BatchServer:
             raise self._shell.failure
 
     async def drain(self) -> None:
-        """Store the results that have come (within `DRAIN_S`; other lines run again), then end streams and `run`."""
+        """Store the received results (within `DRAIN_S`; other lines run again), then end streams and `run`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._writer.drained()
@@ -242,7 +244,7 @@ class BatchServer:
         self.handle(machine.Added(job.batch_id, batch.namespace, order, expires_s, ending))
 
     async def _validate(self, batch_id: str) -> None:
-        """Read the input, unless an earlier process has. Its bad lines have results before a good one runs."""
+        """Read the input, unless an earlier process has. Bad lines get results before a good line runs."""
         batch = self._open[batch_id]
 
         async def read_input() -> None:
@@ -255,7 +257,7 @@ class BatchServer:
         await self._until_done("input not read: trying again", batch, read_input)
 
     async def _read_input(self, batch: _OpenBatch) -> bool:
-        """Read and judge an input. Returns False where no line of it can run, and the batch has failed."""
+        """Read and judge an input. Return False if no line can run, and the batch has failed."""
         job, limits = batch.job, self.limits
         reader = InputReader(job.endpoint, max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes)
         try:
@@ -283,7 +285,7 @@ class BatchServer:
         return True
 
     async def _judge(self, batch: _OpenBatch, bad_lines: Iterator[tuple[int, BadLine]]) -> None:
-        """Judge a piece of an input in its tenant's turns, and store its bad lines, some at a time."""
+        """Judge a piece of an input in its tenant's turns, and store its bad lines in parts."""
         records = (bad_line_record(batch.job.batch_id, *bad_line) for bad_line in bad_lines)
         while True:
             take = partial(list[StoredResult], islice(records, batches.MAX_RESULTS))
@@ -311,8 +313,8 @@ class BatchServer:
         batch.end_span(status)
         self.handle(machine.BatchGone(batch.job.batch_id))
 
-    async def _until_done(self, what: str, batch: _OpenBatch, work: Callable[[], Awaitable[None]]) -> None:
-        """Repeat the work in its tenant's turns, with bounded pauses, while store or storage cannot be used.
+    async def _until_done(self, failure: str, batch: _OpenBatch, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeat the work in its tenant's turns, with bounded pauses, while store or storage is unavailable.
 
         Raises Superseded.
         """
@@ -326,7 +328,7 @@ class BatchServer:
                 self.met_full(error)
             except (StoreUnavailable, Conflict, StorageError) as error:
                 metrics.STORE_FAILURES.inc()
-                log.error(what, extra=kv(batch_id=batch.job.batch_id, pause_s=pause_s, error=error))
+                log.error(failure, extra=kv(batch_id=batch.job.batch_id, pause_s=pause_s, error=error))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -334,7 +336,7 @@ class BatchServer:
 
     @contextmanager
     def stream(self) -> Generator[tuple[SendQueue[Any], Callable[[pb.GatewayToBatch], None]]]:
-        """Open a gateway's stream for the length of the block; gives its queue, and what takes a message of it."""
+        """Open a gateway's stream for the length of the block. Yield its queue, and the receiver of its messages."""
         stream = _Stream()
         self._connections.add(stream)
         try:
@@ -357,14 +359,14 @@ class BatchServer:
         elif stream.peer is None:
             raise PeerError(f"{envelope.WhichOneof('message')} before the hello")
         elif isinstance(message, LinesHello) and message.gateway_id != stream.peer.name:
-            raise PeerError("a stream is of one gateway")
+            raise PeerError("a stream belongs to a single gateway")
         elif self._streams.get(stream.peer) is stream:
             self.handle(Received(stream.peer, message))
 
     async def _send_lines(self, stream: _Stream, batch: _OpenBatch, lines: Sequence[int]) -> None:
-        """Read lines and send them, but for those whose batch ends or whose gateway is lost meanwhile."""
+        """Read lines and send them. Skip lines if their batch ends or their gateway is lost in the meantime."""
         batch_id, peer = batch.job.batch_id, stream.peer
-        assert batch.input, "lines are of an input that is read"
+        assert batch.input, "the input of lines has been read"
         assert peer, "a stream gets lines after its hello"
         about = batch.namespace, batch.job.endpoint
         traceparent = batch.span.traceparent if batch.span else ""
@@ -372,12 +374,12 @@ class BatchServer:
         for _, numbers in groupby(lines, batch.input.index.block):
             numbers = list(numbers)
             try:
-                found = await self._lines.block(batch.input, numbers[0])
+                raw_lines = await self._lines.block(batch.input, numbers[0])
             except StorageError as error:
                 log.warning("lines not read", extra=kv(batch_id=batch_id, line=numbers[0], error=error))
                 released += [LineReleased(batch_id, line, "its input cannot be read now") for line in numbers]
                 continue
-            read_all = partial(_read_lines, found, numbers, batch.job.endpoint)
+            read_all = partial(_read_lines, raw_lines, numbers, batch.job.endpoint)
             for line, read in await parse_piece(self._pieces, batch.namespace, read_all):
                 if isinstance(read, GoodLine):
                     runs.append(RunLine(batch_id, line, *about, read.body, traceparent))
@@ -401,10 +403,10 @@ class BatchServer:
     def _observe(self) -> None:
         self._counters = metrics.update(self.core, self._counters)
         if broken := self._shell.check_idle():
-            self._shell.fail(InvariantViolated(broken))  # the next process knows all from the store
+            self._shell.fail(InvariantViolated(broken))  # the next process restores the state from the store
 
     async def _housekeeping(self) -> None:
-        """Delete the bytes of files that are gone, and batches that ended long ago."""
+        """Delete the bytes of removed files, and batches that ended long ago."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
@@ -428,7 +430,7 @@ class BatchServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _fenced(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the work of a term. A replaced service gives out no more lines; another failure ends the process."""
+        """Run the work of a term. A replaced service sends no more lines. Any other failure ends the process."""
         try:
             await work
         except Superseded as error:
@@ -437,7 +439,7 @@ class BatchServer:
             self._shell.fail(error)
 
     def give_up(self, error: Superseded) -> None:
-        """Give out no line any more: a newer service has taken over."""
+        """Send no more lines: a newer service has taken over."""
         if not self.replaced:
             log.warning(REPLACED, extra=kv(term=self.term, reason=error))
             self.replaced = True
@@ -446,11 +448,11 @@ class BatchServer:
 
     def _end_streams(self) -> None:
         for stream in self._connections:
-            stream.outbox.close()  # gateways reconnect to the service that serves next
+            stream.outbox.close()  # gateways reconnect to the next service
 
 
 def _read_lines(
     block: Mapping[int, bytes], numbers: Sequence[int], endpoint: str
 ) -> list[tuple[int, GoodLine | BadLine]]:
-    """Read lines of a block, by their numbers. A line that the file has no more is a bad line."""
+    """Parse lines of a block, by their numbers. A line missing in the file is a bad line."""
     return [(line, read_line(block.get(line, b""), endpoint, MAX_BODY_BYTES)) for line in numbers]

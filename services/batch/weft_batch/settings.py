@@ -25,7 +25,7 @@ def _place(value: str) -> str:
 
 
 class BatchSettings(ProcessSettings):
-    """Serves files and batches of tenants (the Batch API), and decides whose line runs next.
+    """Serves files and batches of tenants (the Batch API), and decides the order of their lines.
 
     Each flag can also be set as WEFT_BATCH__NAME in the environment; a flag wins.
     """
@@ -39,14 +39,14 @@ class BatchSettings(ProcessSettings):
     files: Annotated[str, AfterValidator(_place)] = Field(
         "", description="s3://BUCKET/PREFIX instead of DATA_DIR/files"
     )
-    s3_endpoint: str = Field("", description="URL of a server that speaks S3; unset: AWS")
+    s3_endpoint: str = Field("", description="URL of a server with the S3 protocol; unset: AWS")
     s3_region: str = Field("us-east-1", description="region of the bucket")
     s3_credentials: Path | None = Field(
-        None, description="folder with accessKeyId, secretAccessKey and perhaps sessionToken, as a mounted Secret has"
+        None, description="folder with accessKeyId, secretAccessKey and optionally sessionToken, as of a mounted Secret"
     )
     s3_pod_identity: bool = Field(
-        False, description="without keys, use the pod's identity, or what the environment has for AWS's clients"
+        False, description="without keys, use the pod's identity, or the environment's AWS credentials"
     )
     tenant_bytes: int = Field(
-        10 << 30, ge=1, description="most bytes of all files of a tenant, outputs included, and its stored responses"
+        10 << 30, ge=1, description="maximum bytes of all files of a tenant, outputs included, and its stored responses"
     )

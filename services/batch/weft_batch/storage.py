@@ -1,7 +1,7 @@
-"""Storage of files' bytes, by names of ours (ids with 128 random bits), in a folder or on S3. Blocking: called in
+"""Storage of files' bytes in a folder or on S3, under generated names (ids with 128 random bits). Blocking: call it in
 threads.
 
-A file is there whole or not at all: a writer that is not closed leaves nothing that `read` finds.
+A file is complete or absent: an unclosed writer leaves nothing that `read` finds.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ TEMPORARY = ".tmp"
 
 
 class FileWriter(Protocol):
-    """A writer of one file, used by one thread at a time. Every method raises StorageUnavailable."""
+    """A writer of a file, used by one thread at a time. Every method raises StorageUnavailable."""
 
     def write(self, chunk: bytes) -> None: ...
 
     def close(self) -> None:
-        """Make the file whole, and durable when this returns."""
+        """Complete the file. It is durable on return."""
         ...
 
     def abandon(self) -> None:
-        """Leave nothing of the file. Raises nothing: `delete` is called again later."""
+        """Remove the incomplete file. Raises nothing: `delete` is called again later."""
         ...
 
 
@@ -34,7 +34,7 @@ class FileStorage(Protocol):
     """A storage of files' bytes."""
 
     def writer(self, name: str) -> FileWriter:
-        """Make a writer that has not touched the storage: its first `write` or `close` does."""
+        """Return a writer. Storage is touched only by its first `write` or `close`."""
         ...
 
     def read(self, name: str, offset: int, length: int) -> bytes:
@@ -42,19 +42,20 @@ class FileStorage(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Delete the file, and what a writer that was killed left of it. Raises StorageUnavailable."""
+        """Delete the file, and the remains of a killed writer. Raises StorageUnavailable."""
         ...
 
     def clean(self) -> int:
-        """Remove, at the start, what writers of a killed process left. Returns how many. Raises StorageUnavailable."""
+        """At start, remove the remains of a killed process's writers. Return their number. Raises
+        StorageUnavailable."""
         ...
 
 
 class FolderStorage:
-    """A folder of one process."""
+    """A folder used by a single process."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder. Raises StorageUnavailable."""
+        """Create the folder. Raises StorageUnavailable."""
         self._folder = folder
         with _storage_errors():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +81,7 @@ class FolderStorage:
 
 
 class FolderWriter:
-    """A writer beside the name, which takes the name once everything is on the disk."""
+    """A writer to a temporary file, renamed once everything is on the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -102,7 +103,7 @@ class FolderWriter:
     def abandon(self) -> None:
         if self._file is None:
             return
-        with contextlib.suppress(OSError):  # a full disk refuses what is still buffered
+        with contextlib.suppress(OSError):  # a full disk refuses the buffered bytes
             self._file.close()
         with contextlib.suppress(OSError):
             _temporary(self._path).unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Storage of files' bytes on S3. Multipart uploads, so memory holds one part of a file.
+"""Storage of files' bytes on S3, with multipart uploads: memory holds a part of a file.
 
-Credentials are a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary ones, sessionToken; or
-the process's own, where its pod has an identity that may use the bucket.
+Credentials are a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary credentials,
+sessionToken. Alternatively they come from the process's environment, if its pod has an identity with access to the
+bucket.
 """
 
 import contextlib
@@ -28,13 +29,13 @@ class S3NotUsable(CannotStart):
 
 
 def parse_place(uri: str) -> tuple[str, str]:
-    """Split `s3://bucket/prefix` into the bucket and the prefix, which is empty or ends with a slash. Raises
+    """Split `s3://bucket/prefix` into the bucket and the prefix, empty or with a slash at its end. Raises
     ValueError."""
-    found = _PLACE.fullmatch(uri)
-    if found is None or ".." in uri:
+    match = _PLACE.fullmatch(uri)
+    if match is None or ".." in uri:
         raise ValueError(f"{uri!r} is not s3://BUCKET/PREFIX")
-    prefix = (found["prefix"] or "").strip("/")
-    return found["bucket"], f"{prefix}/" if prefix else ""
+    prefix = (match["prefix"] or "").strip("/")
+    return match["bucket"], f"{prefix}/" if prefix else ""
 
 
 def read_keys(folder: Path) -> dict[str, str]:
@@ -49,10 +50,10 @@ def read_keys(folder: Path) -> dict[str, str]:
 
 
 class S3Storage:
-    """A place in a bucket. Several processes may share it: names are random."""
+    """A prefix in a bucket. Several processes may share it: names are random."""
 
     def __init__(self, uri: str, *, endpoint: str, region: str, keys: dict[str, str] | None) -> None:
-        """Make a client; without keys it has the process's own credentials. Raises ValueError, S3NotUsable."""
+        """Make a client. Without keys it uses the process's credentials. Raises ValueError, S3NotUsable."""
         self._bucket, self._prefix = parse_place(uri)
         session = Session()
         if keys is None and session.get_credentials() is None:
@@ -66,14 +67,14 @@ class S3Storage:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         with _storage_errors():
-            asked = {"Range": f"bytes={offset}-{offset + length - 1}"}
+            options = {"Range": f"bytes={offset}-{offset + length - 1}"}
             try:
-                found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **asked)
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **options)
             except ClientError as error:
-                if error_code(error) == "InvalidRange":  # at or behind the end
+                if error_code(error) == "InvalidRange":  # at or after the end
                     return b""
                 raise
-            with found["Body"] as body:
+            with answer["Body"] as body:
                 return body.read()
 
     def delete(self, name: str) -> None:
@@ -85,15 +86,15 @@ class S3Storage:
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def clean(self) -> int:
-        """Remove nothing: other processes may be writing. The store's rows say what was left (weft/store/files.py)."""
+        """Do nothing: other processes may be writing. The store's rows show incomplete files (weft/store/files.py)."""
         return 0
 
 
 class S3Writer:
-    """A writer of parts of 8 MiB; a file with less is put at once. It appears when it is closed."""
+    """A writer of parts of 8 MiB. A smaller file is put at once. The file appears when the writer is closed."""
 
-    def __init__(self, client: Any, where: dict[str, str]) -> None:
-        self._client, self._where = client, where
+    def __init__(self, client: Any, place: dict[str, str]) -> None:
+        self._client, self._place = client, place
         self._buffer = bytearray()
         self._upload_id = ""
         self._parts: list[dict[str, Any]] = []
@@ -107,30 +108,30 @@ class S3Writer:
     def close(self) -> None:
         with _storage_errors():
             if not self._upload_id:
-                self._client.put_object(Body=bytes(self._buffer), **self._where)
+                self._client.put_object(Body=bytes(self._buffer), **self._place)
                 return
             if self._buffer:
                 self._send(bytes(self._buffer))
             parts = {"Parts": self._parts}
-            self._client.complete_multipart_upload(UploadId=self._upload_id, MultipartUpload=parts, **self._where)
+            self._client.complete_multipart_upload(UploadId=self._upload_id, MultipartUpload=parts, **self._place)
 
     def abandon(self) -> None:
         with contextlib.suppress(BotoCoreError, ClientError, urllib3.exceptions.HTTPError):
             if self._upload_id:
-                self._client.abort_multipart_upload(UploadId=self._upload_id, **self._where)
+                self._client.abort_multipart_upload(UploadId=self._upload_id, **self._place)
 
     def _send(self, part: bytes) -> None:
         with _storage_errors():
             if not self._upload_id:
-                self._upload_id = str(self._client.create_multipart_upload(**self._where)["UploadId"])
+                self._upload_id = str(self._client.create_multipart_upload(**self._place)["UploadId"])
             number = len(self._parts) + 1
-            sent = self._client.upload_part(PartNumber=number, UploadId=self._upload_id, Body=part, **self._where)
+            sent = self._client.upload_part(PartNumber=number, UploadId=self._upload_id, Body=part, **self._place)
             self._parts.append({"PartNumber": number, "ETag": sent["ETag"]})
 
 
 @contextlib.contextmanager
 def _storage_errors() -> Generator[None]:
-    """Turn botocore's errors into ours; their text is not repeated, it may quote what was signed."""
+    """Turn botocore's errors into StorageError. Their text is not repeated, since it may quote signed values."""
     try:
         yield
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""Files of tenants: rows in the store, bytes in file storage; quotas, and what is left over is deleted."""
+"""Files of tenants: rows in the store, bytes in file storage, quotas, and deletion of remains."""
 
 import asyncio
 import logging
@@ -23,42 +23,42 @@ from weft_batch.errors import StorageError
 from weft_batch.storage import FileStorage, FileWriter
 
 MAGIC_BYTES = max(map(len, COMPRESSED))
-MAX_REMOVED = 500  # files of a transaction
+MAX_REMOVED = 500  # files per transaction
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TenantQuotas:
-    """Quotas of a tenant, and bounds of a batch: constants, but for `tenant_bytes`, which depends on the volume."""
+    """Quotas of a tenant, and limits of a batch: constants, except `tenant_bytes`, which depends on the volume."""
 
     max_lines: int = 50_000  # of a batch, as at OpenAI
-    max_line_bytes: int = 1 << 20  # a line is read whole; a text of this size is more than most contexts
+    max_line_bytes: int = 1 << 20  # a line is read completely; a text of this size exceeds most contexts
     max_file_bytes: int = MAX_FILE_BYTES
     tenant_bytes: int = 10 << 30  # of all files, outputs included, and stored responses
-    tenant_files: int = 1_000  # outputs included: what a list of them, and a sweep, goes through
-    tenant_batches: int = 64  # that have not ended: more would wait for each other
-    tenant_responses: int = 10_000  # the newest: no client that forgets to delete fills the store
+    tenant_files: int = 1_000  # outputs included; bounds the work of a list and of a sweep
+    tenant_batches: int = 64  # unfinished; more would wait for each other
+    tenant_responses: int = 10_000  # the newest, so that clients without deletions do not fill the store
     response_hours: int = 720  # a response can be continued for 30 days, as at OpenAI
 
 
 class TenantFiles:
-    """The files of tenants. One event loop owns it. `spawn` starts work that nobody waits for."""
+    """The files of tenants. A single event loop owns it. `spawn` starts background work."""
 
     def __init__(
         self, engine: AsyncEngine, term: int, storage: FileStorage, limits: TenantQuotas,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:  # fmt: skip
         self._engine, self._term, self._storage, self._limits, self._spawn = engine, term, storage, limits, spawn
-        self._uploading: dict[str, int] = {}  # namespace: bytes of uploads that are not whole
-        self._broken_off: dict[str, FileWriter] = {}  # by file: what waits for its removal
+        self._uploading: dict[str, int] = {}  # namespace: bytes of incomplete uploads
+        self._broken_off: dict[str, FileWriter] = {}  # by file: interrupted uploads to remove
         self._removing = False
 
     async def upload(self, new: NewFile, parts: AsyncIterator[NewFile | bytes]) -> StoredFile:
-        """Stream the parts into storage. Whatever ends this before the end leaves no file.
+        """Stream the parts into storage. Any early end leaves no file. Return the stored file.
 
         Raises PeerError, OverQuota, Conflict, Superseded, StoreUnavailable, StorageError.
         """
-        file_id, limits, size, whole = draw_file_id(), self._limits, 0, False
+        file_id, limits, size, is_complete = draw_file_id(), self._limits, 0, False
         writer = self._storage.writer(file_id)
         try:
             stored = await files.begin(
@@ -68,18 +68,18 @@ class TenantFiles:
             async for chunk in parts:
                 if isinstance(chunk, NewFile):
                     raise PeerError("an upload has one header")
-                whole = not chunk
+                is_complete = not chunk
                 if len(start) < MAGIC_BYTES and (packed := compression(start := (start + chunk)[:MAGIC_BYTES])):
                     raise PeerError(f"the file is packed with {packed}; send the JSON lines themselves")
                 size += len(chunk)
                 metrics.UPLOADED_BYTES.inc(len(chunk))
-                others = self._count_upload(new.namespace, len(chunk)) - size
+                other_uploads = self._count_upload(new.namespace, len(chunk)) - size
                 if size > limits.max_file_bytes:
                     raise OverQuota(f"the file is larger than {limits.max_file_bytes} bytes")
-                if stored + others + size > limits.tenant_bytes:
-                    raise files.over_bytes(stored + others + size, limits.tenant_bytes)
+                if stored + other_uploads + size > limits.tenant_bytes:
+                    raise files.over_bytes(stored + other_uploads + size, limits.tenant_bytes)
                 await run_to_end(asyncio.to_thread(writer.write, chunk))
-            if not whole:  # a call that is cancelled ends like any other
+            if not is_complete:  # a cancelled call also ends the stream
                 raise PeerError("the upload broke off")
             await run_to_end(asyncio.to_thread(writer.close))
             return await files.complete(self._engine, self._term, file_id, size, max_bytes=limits.tenant_bytes)
@@ -93,7 +93,7 @@ class TenantFiles:
             self._count_upload(new.namespace, -size)
 
     def _count_upload(self, namespace: str, size: int) -> int:
-        """Change the count of this tenant's bytes in uploads that are not whole. Returns it after the change."""
+        """Add to the tenant's bytes in incomplete uploads. Return the new sum."""
         now = self._uploading.get(namespace, 0) + size
         if now:
             self._uploading[namespace] = now
@@ -102,9 +102,9 @@ class TenantFiles:
         return now
 
     async def _remove_broken_off(self) -> None:
-        """Remove what uploads have left, all that waits by then at once.
+        """Remove the remains of interrupted uploads, all waiting uploads at once.
 
-        However many break off, live requests wait for one thread and two transactions of theirs, not for some of each.
+        For any number of interrupted uploads, live requests wait for at most a thread and two transactions.
         """
         try:
             while self._broken_off:
@@ -114,40 +114,40 @@ class TenantFiles:
                 await asyncio.to_thread(_abandon, batch.values())
                 try:
                     await self._remove(await files.mark_abandoned(self._engine, batch.keys()))
-                except StoreUnavailable as error:  # swept later
+                except StoreUnavailable as error:  # the sweep removes them
                     log.warning("uploads not removed yet", extra=kv(files=len(batch), error=error))
         finally:
             self._removing = False
 
     async def _remove(self, file_ids: Collection[str]) -> None:
-        """Delete the bytes, then the rows that name them. What fails is swept later."""
-        gone = await asyncio.to_thread(self._delete_bytes, file_ids)
+        """Delete the bytes, then the rows with their names. The sweep removes failures later."""
+        deleted = await asyncio.to_thread(self._delete_bytes, file_ids)
         try:
-            await files.forget(self._engine, gone)
+            await files.forget(self._engine, deleted)
         except StoreUnavailable as error:
             metrics.STORE_FAILURES.inc()
-            log.warning("files not forgotten yet", extra=kv(files=len(gone), error=error))
+            log.warning("files not forgotten yet", extra=kv(files=len(deleted), error=error))
 
     def _delete_bytes(self, file_ids: Collection[str]) -> list[str]:
-        """Delete the bytes of files. Returns the files whose bytes are gone."""
-        gone = list[str]()
+        """Delete the bytes of files. Return the files with deleted bytes."""
+        deleted = list[str]()
         for file_id in file_ids:
             try:
                 self._storage.delete(file_id)
-                gone.append(file_id)
+                deleted.append(file_id)
             except StorageError as error:
                 metrics.STORE_FAILURES.inc()
                 log.warning("file not deleted yet", extra=kv(file_id=file_id, error=error))
-        return gone
+        return deleted
 
     async def delete(self, namespace: str, file_id: str) -> StoredFile:
         """Delete a file. Raises Absent, Conflict, Superseded, StoreUnavailable."""
-        gone = await files.mark_deleting(self._engine, self._term, namespace, file_id)
-        await self._remove([gone.file_id])
-        return gone
+        file = await files.mark_deleting(self._engine, self._term, namespace, file_id)
+        await self._remove([file.file_id])
+        return file
 
     async def sweep(self, before_unix_ms: int) -> None:
-        """Delete what was marked, and what was begun before that time and never whole. Raises StoreUnavailable."""
+        """Delete marked files, and incomplete files begun before `before_unix_ms`. Raises StoreUnavailable."""
         left = await files.list_abandoned(self._engine, before_unix_ms=before_unix_ms)
         await self._remove(await files.mark_abandoned(self._engine, left))
 

@@ -1,1 +1,1 @@
-"""The depot: fetches and verifies adapters and base models, alone holds their sources, serves blobs by digest."""
+"""The depot: fetches and verifies adapters and base models, serves blobs by digest, and alone holds their sources."""

@@ -1,7 +1,7 @@
-"""The files of an artifact of each kind, and checks that they hold together.
+"""The files of an artifact of each kind, and checks of their consistency.
 
-The checks read through `Files`, so the same code validates the source before the copy (headers: seconds), the copy
-itself (the bytes that are served are the bytes that were checked) and blobs kept from earlier.
+The checks read through `Files`. So the same code validates the source before the copy (headers: seconds), the copy
+itself (the served bytes are the checked bytes), and earlier blobs.
 """
 
 import re
@@ -51,23 +51,23 @@ GENERATION_CONFIG = "generation_config.json"
 ADAPTER_FILES = (*FILES, *TEMPLATE_FILES)
 _MODEL_FILES = frozenset((MODEL_CONFIG, MODEL_INDEX, TOKENIZER, GENERATION_CONFIG, *TEMPLATE_FILES))
 SINGLE = "model.safetensors"
-NAMED_FILES = frozenset(ADAPTER_FILES) | _MODEL_FILES | {SINGLE}  # all but the shards, whose names the index has
-_SECOND_COPY = "consolidated"  # Mistral publishes the same weights once more, in one file under names of its own
+NAMED_FILES = frozenset(ADAPTER_FILES) | _MODEL_FILES | {SINGLE}  # all but the shards: the index has their names
+_SECOND_COPY = "consolidated"  # Mistral publishes a second copy of the weights, in one file with different names
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _TRAINER_STATE = re.compile(r"training_args\.bin|(optimizer|scheduler|scaler|rng_state)(_[0-9]+)?\.(bin|pt|pth)")
 _HELP = {
-    ADAPTER_CONFIG: "; adapters in folders below it, such as checkpoint-500, are named one by one",
-    ADAPTER_WEIGHTS: "; shards and adapters of mlx-lm are to be saved as PEFT does",
+    ADAPTER_CONFIG: "; adapters in subfolders, for example checkpoint-500, need a separate URI each",
+    ADAPTER_WEIGHTS: "; save shards and adapters of mlx-lm as PEFT does",
 }
 MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB
 MAX_WEIGHT_FILES = 1024
 MAX_FAULT_CHARS = 512  # of a chat template
-MAX_NAMED_FILES = 10  # files that an error names
+MAX_NAMED_FILES = 10  # named files in an error
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """The base model an adapter has to fit, the names it goes by, and the id of a text among its tokens."""
+    """The base model of an adapter, its names, and the id of a text among its tokens."""
 
     shape: ModelSpec
     names: tuple[str, ...]
@@ -76,14 +76,14 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """The most bytes of all files of one artifact: a wrong URI must not fill the volume."""
+    """The maximum bytes of all files of an artifact: a wrong URI must not fill the volume."""
 
     adapter_bytes: int = 4 << 30  # rank 128 on all matrices of a 70B model is 3.3 GB in 16 bits
     model_bytes: int = 1 << 40  # 405B parameters in 16 bits are 0.8 TB
 
 
 def file_filter(kind: Kind) -> FileFilter:
-    """Choose the names of a source that matter: those that are copied, and pickles, which are only ever reported."""
+    """Return a filter for the relevant names of a source: files to copy, and pickles, which are only reported."""
 
     def matters(name: str) -> bool:
         if name.endswith(_PICKLES):
@@ -101,34 +101,34 @@ def select_files(kind: Kind, files: Files, limits: ArtifactLimits) -> tuple[str,
         names = [name for name in names if not name.startswith(_SECOND_COPY)]
     weights = [name for name in names if name.endswith(".safetensors")]
     if pickles and not weights:
-        why = f"{min(pickles)} is a pickle, which can run code when it is opened; save the weights as safetensors"
-        raise Refused(Reason.UNSAFE_FORMAT, why)
+        reason = f"{min(pickles)} is a pickle and can run code when opened; save the weights as safetensors"
+        raise Refused(Reason.UNSAFE_FORMAT, reason)
     required = FILES if kind == "adapter" else (MODEL_CONFIG, TOKENIZER)
     for name in required:
         if name not in names:
-            found = ", ".join(sorted(names)[:MAX_NAMED_FILES]) + (", ..." if len(names) > MAX_NAMED_FILES else "")
+            available = ", ".join(sorted(names)[:MAX_NAMED_FILES]) + (", ..." if len(names) > MAX_NAMED_FILES else "")
             raise Refused(
-                Reason.MISSING_FILE, f"{name} is not there; found: {found or 'no files'}{_HELP.get(name, '')}"
+                Reason.MISSING_FILE, f"{name} is not there; found: {available or 'no files'}{_HELP.get(name, '')}"
             )
     if not weights:
-        raise Refused(Reason.MISSING_FILE, "no *.safetensors is there")
+        raise Refused(Reason.MISSING_FILE, "no *.safetensors file found")
     for name in names:
         if name not in weights and files.sizes[name] > MAX_TEXT_BYTES:
             raise Refused(Reason.TOO_LARGE, f"{name} has {files.sizes[name]} bytes, the limit is {MAX_TEXT_BYTES}")
     total = sum(files.sizes[name] for name in names)
-    most = limits.adapter_bytes if kind == "adapter" else limits.model_bytes
-    if total > most or len(weights) > MAX_WEIGHT_FILES:
-        raise Refused(Reason.TOO_LARGE, f"{len(names)} files of {total} bytes, the limit is {most} bytes")
+    max_bytes = limits.adapter_bytes if kind == "adapter" else limits.model_bytes
+    if total > max_bytes or len(weights) > MAX_WEIGHT_FILES:
+        raise Refused(Reason.TOO_LARGE, f"{len(names)} files of {total} bytes, the limit is {max_bytes} bytes")
     return tuple(sorted(names))
 
 
 def validate(kind: Kind, files: Files, *, base: BaseModel | None, max_rank: int | None) -> dict[str, Any]:
-    """Check headers and configs; returns the verdict as the API shows it. Raises Refused."""
+    """Check headers and configs. Return the verdict in the form of the API. Raises Refused."""
     return _check_adapter(files, base, max_rank or MAX_CONFIG_RANK) if kind == "adapter" else _check_model(files)
 
 
 def check_weights_finite(files: Files, names: Iterable[str], step: Callable[[int], None]) -> None:
-    """Check that every weight of these files is a number. `step` is called with the bytes of each chunk.
+    """Check that every weight of the files is finite. `step` is called with the size of each chunk.
 
     Raises Refused(NotFinite).
     """
@@ -149,14 +149,14 @@ def read_shape(files: Files) -> ModelSpec:
 
 
 def template_fault(text: bytes, base: Files) -> str:
-    """Explain what is wrong with a chat template in place of those of a base; "" for nothing."""
+    """Return the fault of a chat template that replaces the templates of a base, or ""."""
     files = {name: raw for name, raw in _template_files(base).items() if name != NAMED_FILE}
-    found = _template_verdict(lambda: template_of({**files, TEMPLATE_FILE: text}), "", "")
-    return found.get("fault", "")
+    verdict = _template_verdict(lambda: template_of({**files, TEMPLATE_FILE: text}), "", "")
+    return verdict.get("fault", "")
 
 
 def check_upload(files: Files) -> None:
-    """Check what holds of an adapter whatever its base: both files, a configuration, a header. Raises Refused."""
+    """Check an adapter as far as possible without its base: both files, a configuration, a header. Raises Refused."""
     for name in FILES:
         if name not in files.sizes:
             raise Refused(Reason.MISSING_FILE, f"the form has no file {name}")
@@ -176,15 +176,15 @@ def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[
     strange: list[str] = []
 
     def own() -> ChatTemplate | None:
-        template, found = adapter_template(_template_files(files), {}, base.token_of)
-        strange.extend(found)
+        template, strange_texts = adapter_template(_template_files(files), {}, base.token_of)
+        strange.extend(strange_texts)
         return template
 
     template = _template_verdict(own, "Adapter", "Base")
-    written = "".join(strange)  # of the tokens that its template writes
+    written = "".join(strange)  # mentions tokens written by its template
     tokens = [quoted(text) for text in strange_tokens(reader(files), base.token_of) if repr(text)[1:60] not in written]
     if tokens:
-        text = f"the base has no such token, or under another id: {some_of(tokens)}; prompts that write it have text"
+        text = f"the base has no such tokens, or with different ids: {some_of(tokens)}; prompts get plain text"
         strange.append(f"{TOKENIZER_CONFIG}: {text}")
     warnings = (*renamed, *verdict.warnings, *warnings, *strange)
     return _to_json(replace(verdict, eos_token_ids=eos, warnings=warnings, chat_template=template))
@@ -213,24 +213,25 @@ def _template_files(files: Files) -> dict[str, bytes]:
     return {name: _text(files, name, MAX_TEXT_BYTES) for name in TEMPLATE_FILES if name in files.sizes}
 
 
-def _template_verdict(read: Callable[[], ChatTemplate | None], own: str, other: str) -> dict[str, str]:
-    """Judge whose chat template counts, and its fault: it does not compile or fails on the smallest conversation."""
+def _template_verdict(read: Callable[[], ChatTemplate | None], owner: str, default_owner: str) -> dict[str, str]:
+    """Return the owner of the chat template in use, and its fault if it does not compile or fails on the smallest
+    conversation."""
     try:
         if (template := read()) is None:
-            return {"from": other}
+            return {"from": default_owner}
         template.check()
     except TemplateFault as error:
-        return {"from": own, "fault": str(error)[:MAX_FAULT_CHARS]}
-    return {"from": own}
+        return {"from": owner, "fault": str(error)[:MAX_FAULT_CHARS]}
+    return {"from": owner}
 
 
 def reader(files: Files) -> Read:
-    """Make a function that reads the files by name, which raises Refused(TooLarge)."""
+    """Return a function that reads files by name. It raises Refused(TooLarge)."""
     return lambda name: _text(files, name, MAX_TEXT_BYTES) if name in files.sizes else None
 
 
 def _to_json(verdict: AdapterVerdict | ModelVerdict) -> dict[str, Any]:
-    """Write the verdict as JSON, without what is not known."""
+    """Return the verdict as JSON types, without unknown fields."""
     return _camel(asdict(verdict))
 
 
@@ -243,16 +244,16 @@ def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_index(files: Files, headers: dict[str, Header]) -> None:
-    """Check that the index and the shards agree."""
+    """Check that the index and the shards list the same tensors."""
     weight_map = _json(files, MODEL_INDEX, MAX_TEXT_BYTES).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: weight_map is no object")
+        raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: weight_map is not an object")
     if missing := sorted({str(shard) for shard in weight_map.values()} - headers.keys()):
         raise Refused(Reason.MISSING_FILE, f"{quoted(missing[0], 200)} is not there; {MODEL_INDEX} names it")
     actual = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     if actual != weight_map:
         wrong = min(str(tensor) for tensor, _ in actual.items() ^ weight_map.items())
-        raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: {wrong[:200]!r} is not in the shard that it names")
+        raise Refused(Reason.CONFIG_INVALID, f"{MODEL_INDEX}: {wrong[:200]!r} is not in the shard named for it")
 
 
 def _header(files: Files, name: str, max_bytes: int) -> Header:

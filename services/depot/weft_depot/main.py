@@ -1,4 +1,4 @@
-"""`python -m weft_depot`: parts put together, sockets opened, signals obeyed.
+"""`python -m weft_depot`: assembly of the parts, sockets, signals.
 
 Exit codes: 0 after SIGTERM, 1 when housekeeping has ended by a bug or another depot acts, 2 when it cannot start (wrong
 settings, port in use, data directory in use, no API server for its Lease).
@@ -45,24 +45,24 @@ from weft_depot.uploads import SCHEME
 
 log = logging.getLogger("weft_depot")
 DRAIN_S = 3
-RECHECK_S = 30.0  # a remote source that was in order is not asked again meanwhile: an apply of many adapters asks once
+RECHECK_S = 30.0  # a resolved remote source is not contacted again for so long: an apply of many adapters asks once
 TALKATIVE = (
     "botocore",
     "kubernetes",
     "urllib3",
     "httpcore2",
     "huggingface_hub",
-)  # at DEBUG: headers, answers, signatures
+)  # they log headers, answers and signatures at DEBUG
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM."""
+    """Run until SIGTERM. Return the exit code."""
     settings = DepotSettings.parse(argv)
     logs.configure("depot", level=settings.log_level, fmt=settings.log_format)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
     try:
-        # Depots of one Lease share the directory, and the Lease says which of them acts.
+        # Depots of a Lease share the directory, and the Lease decides which depot acts.
         with contextlib.nullcontext() if settings.lease else lock_data_dir(settings.data_dir, "depot"):
             return uvloop.run(_run(settings))
     except CannotStart as error:
@@ -71,9 +71,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build(settings: DepotSettings, require_turn: Callable[[], None] = lambda: None) -> Depot:
-    """Make a depot with its sources. Half-written blobs of a killed one are removed.
+    """Return a depot with its sources. Half-written blobs of a killed depot are removed.
 
-    `require_turn()` raises LeadershipLost where another depot may act.
+    `require_turn()` raises LeadershipLost if another depot may act.
     """
     store = BlobStore(settings.data_dir / "blobs")
     removed = store.clean()
@@ -93,7 +93,7 @@ def build(settings: DepotSettings, require_turn: Callable[[], None] = lambda: No
 
 
 def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, ArtifactSource]:
-    """Make the sources that are allowed and have what they need. A library is only loaded for a scheme that is on.
+    """Return the allowed sources with their requirements met. A library is only loaded for an enabled scheme.
 
     Raises CannotStart.
     """
@@ -124,7 +124,7 @@ def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, Art
 
 
 def _secrets(kind: str) -> Secrets:
-    """Make the source of Secrets. Raises CannotStart."""
+    """Return the source of Secrets. Raises CannotStart."""
     if kind == "none":
         return NoSecrets()
     if kind != "kubernetes":
@@ -135,7 +135,7 @@ def _secrets(kind: str) -> Secrets:
 
 
 def _config_maps(kind: str) -> ConfigMaps:
-    """Make the source of ConfigMaps. Raises CannotStart."""
+    """Return the source of ConfigMaps. Raises CannotStart."""
     if kind == "none":
         return NoConfigMaps()
     with _library_for("--config-maps"):
@@ -145,7 +145,7 @@ def _config_maps(kind: str) -> ConfigMaps:
 
 @contextlib.contextmanager
 def _library_for(flag: str) -> Generator[None]:
-    """Import a library in the block. Raises CannotStart where that fails."""
+    """Import a library in the block. Raises CannotStart if the import fails."""
     try:
         yield
     except ImportError as error:
@@ -153,7 +153,8 @@ def _library_for(flag: str) -> Generator[None]:
 
 
 async def _run(settings: DepotSettings) -> int:
-    """Stand by where there is a Lease, then serve until a signal or until the Lease is lost. Raises CannotStart."""
+    """Stand by if a Lease is set, then serve until a signal or until the Lease is lost. Return the exit code. Raises
+    CannotStart."""
     stop, serving = stop_on_signals(), asyncio.Event()
 
     def not_ready() -> str | None:
@@ -175,7 +176,7 @@ async def _run(settings: DepotSettings) -> int:
 async def _act(
     settings: DepotSettings, stop: asyncio.Event, probes: Probes | None, turn: Turn, serving: asyncio.Event
 ) -> bool:
-    """Serve until `stop`. Returns True where housekeeping has ended by a bug. Raises CannotStart."""
+    """Serve until `stop`. Return True if housekeeping has ended by a bug. Raises CannotStart."""
     failed, secured = asyncio.Event(), dict[str, Any]()
 
     def fail() -> None:
@@ -192,7 +193,7 @@ async def _act(
             app = HostCheck(app, AllowedHosts(settings.allowed_hosts), refuse_host)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on",
-            date_header=False,  # to write one wakes an idle server each second
+            date_header=False,  # writing it would wake an idle server each second
             **secured,
         )  # fmt: skip
         server = QuietServer(config)

@@ -1,4 +1,4 @@
-"""The depot's other HTTP bodies as types. A body that does not fit is answered with 400 and every wrong field."""
+"""The depot's remaining HTTP bodies as types. An invalid body is answered with 400 and every wrong field."""
 
 from typing import Annotated
 
@@ -20,6 +20,6 @@ class RetainRequest(_Body):
 
 
 class ChangedRequest(_Body):
-    """`POST /v1/changed`: watches, as operations named them."""
+    """`POST /v1/changed`: watches, as named by operations."""
 
     watches: Annotated[tuple[Annotated[str, Field(max_length=71)], ...], Field(max_length=MAX_RETAINED)]

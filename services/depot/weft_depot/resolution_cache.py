@@ -1,9 +1,9 @@
-"""A cache of the digest that a source's state had: resolving an unchanged source again reads no content.
+"""A cache of digests by source state: a repeated resolve of an unchanged source reads no content.
 
-One small JSON file per source under `DATA/resolved/`, written whole or not at all. It only saves work: a lost or
-damaged one means reading the source again. Only of an upload it is more: the proof of whose it is. Beside it, in
-memory: which requests were resolved so lately that their remote source is not contacted (operators resolve every source
-every few seconds; hubs and clouds count requests).
+A small JSON file per source under `DATA/resolved/`, written atomically. It only saves work: after a loss or damage the
+source is read again. For an upload it is also the proof of its owner. In memory are the recently resolved requests:
+their remote source is not contacted again (operators resolve every source every few seconds; hubs and clouds count
+requests).
 """
 
 import hashlib
@@ -23,21 +23,21 @@ MAX_RECENT = 50_000
 
 @dataclass(frozen=True, slots=True)
 class CachedResolution:
-    """The digest that a source had at a signature."""
+    """The digest of a source at a signature."""
 
     kind: Kind
-    source: str  # the URI with its options, the namespace that asked, and the name of its Secret
+    source: str  # the URI with its options, the requesting namespace, and the name of its Secret
     uri: str
     signature: str
     digest: Digest
-    reader: str = ""  # fingerprint of the credentials that read it; empty: none were needed
+    reader: str = ""  # fingerprint of the credentials of the read; empty: none were needed
 
 
 class ResolutionCache:
     """The entries, in memory and on disk. Called from any thread."""
 
     def __init__(self, folder: Path, recheck_ttl_s: float = 0.0) -> None:
-        """Read the entries. `recheck_ttl_s`: how long a request that was resolved counts as recent."""
+        """Read the entries. `recheck_ttl_s`: how long a resolved request counts as recent."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
@@ -48,16 +48,16 @@ class ResolutionCache:
         self._recent = ExpiringDict[str, bool](MAX_RECENT, recheck_ttl_s)  # by the request's key
 
     def find(self, kind: Kind, source: str) -> CachedResolution | None:
-        """Find the source's state when it was resolved last."""
+        """Return the last resolved state of a source, or None."""
         return self._entries.get(_name(kind, source))
 
     def names(self, digest: str) -> tuple[str, ...]:
-        """The last path parts of the URIs that a model came from."""
+        """Return the last path parts of the URIs of a model."""
         with self._lock:
             return tuple(sorted({last_part(e.uri) for e in self._models.values() if e.digest == digest}))
 
     def add(self, entry: CachedResolution, *, durable: bool = False) -> None:
-        """Keep an entry. `durable`: it is on the disk when this returns; the others only save work."""
+        """Keep an entry. `durable`: it is on the disk on return. Other entries only save work."""
         name = _name(entry.kind, entry.source)
         content = json.dumps(asdict(entry)).encode()
         with self._lock:
@@ -67,7 +67,7 @@ class ResolutionCache:
                 self._models[name] = entry
 
     def retain(self, digests: set[str]) -> None:
-        """Forget the sources of every other digest."""
+        """Forget the sources of all digests outside of `digests`."""
         with self._lock:
             for name in [name for name, entry in self._entries.items() if entry.digest not in digests]:
                 del self._entries[name]
@@ -75,12 +75,12 @@ class ResolutionCache:
                 (self._folder / f"{name}.json").unlink(missing_ok=True)
 
     def mark_resolved(self, key: str, now: float) -> None:
-        """Note that a request has succeeded at `now` (seconds)."""
+        """Record the success of a request at `now` (seconds)."""
         with self._lock:
             self._recent.put(key, True, now)
 
     def is_recent(self, key: str, now: float) -> bool:
-        """Whether a request has succeeded within the TTL."""
+        """Return whether a request has succeeded within the TTL."""
         with self._lock:
             return bool(self._recent.get(key, now))
 
@@ -90,7 +90,8 @@ def _name(kind: Kind, source: str) -> str:
 
 
 def _load(path: Path) -> CachedResolution | None:
-    """Read an entry; None for a foreign or damaged file: the source is then read again, and the entry replaced."""
+    """Read an entry. Return None for a foreign or damaged file: then the source is read again, and the entry
+    replaced."""
     try:
         with path.open("rb") as file:
             entry = CachedResolution(**json.loads(file.read(MAX_ENTRY_BYTES)))

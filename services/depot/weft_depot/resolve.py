@@ -1,11 +1,11 @@
-"""One resolve, from URI to digest. Blocking: runs in a worker thread.
+"""A resolve, from URI to digest. Blocking: runs in a worker thread.
 
     list -> validate headers -> [Validated] -> copy and hash -> one state? -> validate the copy -> NaN scan -> publish
 
-Of a remote source, the headers are read with small ranges: nothing large moves before the verdict.
+The headers of a remote source are read with small ranges: nothing large moves before the verdict.
 
-The copy is validated before it is published, so a source that changes meanwhile cannot slip anything in; one that
-changed while it was copied is read once more, then refused. Nothing is visible before everything has passed.
+The copy is validated before it is published, so a change of the source in between is harmless. A source that changed
+during the copy is read once more, then refused. Nothing is visible before all checks have passed.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ from weft_depot.sources.source import ArtifactSource, Files, Snapshot, check_uri
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
-TOKENIZERS = 2  # of bases that are remembered: some 20 MB each
-TEMPLATES = 4096  # whose faults are remembered
-READS = 2  # of a source that changes while it is read
+TOKENIZERS = 2  # cached, of bases: some 20 MB each
+TEMPLATES = 4096  # with cached faults
+READS = 2  # of a source that changes during the read
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Turns requests into blobs. Called from any thread."""
+    """A resolver of requests into blobs. Called from any thread."""
 
     sources: Mapping[str, ArtifactSource]
     store: BlobStore
@@ -59,8 +59,8 @@ class Resolver:
     secrets: Secrets = field(default_factory=NoSecrets)
     config_maps: ConfigMaps = field(default_factory=NoConfigMaps)
     watches: Watches = field(init=False)
-    token_ids: Callable[[Manifest], Mapping[str, int]] = field(init=False)  # remembered: a tokenizer takes 0.3 s
-    fault_of: Callable[[Manifest, Manifest], str] = field(init=False)  # remembered: a bad template takes a second
+    token_ids: Callable[[Manifest], Mapping[str, int]] = field(init=False)  # cached: a tokenizer takes 0.3 s
+    fault_of: Callable[[Manifest, Manifest], str] = field(init=False)  # cached: a bad template takes a second
     now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Resolver:
         object.__setattr__(self, "fault_of", lru_cache(TEMPLATES)(self._fault_of))
 
     def queue_key(self, request: ResolveRequest) -> QueueKey:
-        """The key of the jobs that a request shares its threads with."""
+        """Return the key of the jobs that share threads with a request."""
         if request.kind == "template":
             return QueueKey("templates", request.namespace)
         try:
@@ -85,12 +85,12 @@ class Resolver:
         check_cancelled: Callable[[], None],
         progress: ByteProgress | None = None,
     ) -> OperationStatus:
-        """Fetch what a request names; its blobs are there and named in `lease`. `validated` is called once, after the
-        headers.
+        """Fetch the artifact of a request. Its blobs are then stored, and named in `lease`. `validated` is called once,
+        after the headers.
 
-        The watch of a remote source says no more than that the depot still holds the artifact.
+        The watch of a remote source only shows whether the depot still holds the artifact.
 
-        `check_cancelled` is called before each chunk of work and may raise to stop; `progress` counts the bytes. Raises
+        `check_cancelled` is called before each chunk of work and may raise to stop. `progress` counts the bytes. Raises
         ArtifactError, OSError of the disk.
         """
         if request.kind == "template":
@@ -100,7 +100,7 @@ class Resolver:
         ctx = ResolveContext(request, base, lease, validated, check_cancelled, progress or ByteProgress())
         if source.remote and (recent := self._recent(ctx)):
             return OperationStatus("Fetched", recent.digest, watch=recent.digest)
-        if name := request.credentials:  # read anew each time: a Secret can change or be withdrawn
+        if name := request.credentials:  # read each time: a Secret can change or be withdrawn
             ctx.secret = self.secrets.read(request.namespace, name)
         for _ in range(READS):
             with (
@@ -112,17 +112,18 @@ class Resolver:
                 self.resolutions.mark_resolved(request.key, self.now())
                 watch = self._watch(source, request, snapshot, manifest)
                 return OperationStatus("Fetched", manifest.digest, watch=watch)
-        raise Refused(Reason.DIGEST_MISMATCH, f"{request.uri} changed while it was read; try again when it is at rest")
+        raise Refused(Reason.DIGEST_MISMATCH, f"{request.uri} changed during the read; try again when it is at rest")
 
     def _resolve_template(
         self, request: ResolveRequest, lease: Lease, validated: Callable[[Verdict], None]
     ) -> OperationStatus:
-        """Make the artifact of a chat template alone. One with a fault is an artifact, too: its verdict says it."""
+        """Make the artifact of a chat template. A faulty template is also an artifact, with the fault in its
+        verdict."""
         assert request.base is not None, "requests were checked"
         base = self._held_base(request.base, lease)
         check_uri(request)
-        given = request.text
-        text = given if given is not None else self.config_maps.read(request.namespace, request.path)
+        inline_text = request.text
+        text = inline_text if inline_text is not None else self.config_maps.read(request.namespace, request.path)
         raw = text.encode("utf-8", "surrogatepass")
         manifest = build_manifest("template", [FileEntry(TEMPLATE_FILE, hashlib.sha256(raw).hexdigest(), len(raw))])
         if self._held(manifest.digest, lease) is None:
@@ -149,7 +150,7 @@ class Resolver:
         return self.watches.add(source.host(request), snapshot.marks, blobs)
 
     def _recent(self, ctx: "ResolveContext") -> Manifest | None:
-        """Find the artifact of a request that was answered a moment ago: its remote source is not contacted again."""
+        """Return the artifact of a recently answered request, without contact to its remote source, or None."""
         if not self.resolutions.is_recent(ctx.request.key, self.now()):
             return None
         entry = self.resolutions.find(ctx.request.kind, ctx.request.source)
@@ -159,10 +160,10 @@ class Resolver:
         return manifest
 
     def _unchanged(self, ctx: "ResolveContext", snapshot: Snapshot) -> Manifest | None:
-        """Find the artifact of an unchanged source, if its blobs are still here: only the request's own demands are
-        checked.
+        """Return the artifact of an unchanged source if its blobs are still here, or None. Only the request's demands
+        are checked.
 
-        Credentials that have changed first show that they may read every file, by reading a little of each.
+        Changed credentials first have to prove access to every file, with a read of a little of each.
         """
         entry = self.resolutions.find(ctx.request.kind, ctx.request.source)
         if entry is None or snapshot.signature is None or entry.signature != snapshot.signature:
@@ -193,20 +194,20 @@ class Resolver:
     def _copy(self, ctx: "ResolveContext", snapshot: Snapshot) -> Manifest:
         files = FileSubset(snapshot, select_files(ctx.request.kind, snapshot, self.limits))
         ctx.validated(ctx.validate(files))
-        # Before the first byte: hours of a download that cannot end are no answer.
+        # Before the first byte: a download that cannot finish must not run for hours.
         size_bytes, free_bytes = sum(files.sizes.values()), shutil.disk_usage(self.store.root).free
         if size_bytes > free_bytes:
-            raise DepotFull(f"{size_bytes} bytes do not fit the depot's disk, which has {free_bytes} free")
+            raise DepotFull(f"{size_bytes} bytes do not fit the {free_bytes} free bytes of the depot's disk")
         expected = snapshot.expected_sha256
-        ctx.lease.name(*map(from_hex, expected.values()))  # also their partial files, should the copy break off
+        ctx.lease.name(*map(from_hex, expected.values()))  # also keeps their partial files if the copy breaks off
         ctx.progress.begin("copying", size_bytes)
         with StagedFiles(self.store) as staged:
             for name in files.sizes:
                 staged.copy(files, name, ctx.step, expected.get(name))
             manifest = staged.manifest(ctx.request.kind)
-            before, ctx.last_read = ctx.last_read, manifest.digest
-            # Read twice with the same bytes, and not written meanwhile: what changed are links, an owner or a mode.
-            unchanged = snapshot.unchanged(manifest.digest == before)
+            previous, ctx.last_read = ctx.last_read, manifest.digest
+            # Two reads gave the same bytes, without a write in between: only links, an owner or a mode changed.
+            unchanged = snapshot.unchanged(manifest.digest == previous)
             if not unchanged or staged.sizes != files.sizes or not staged.check_expected(expected):
                 raise _Changed
             ctx.validate(staged)
@@ -224,7 +225,7 @@ class Resolver:
             self.resolutions.add(CachedResolution(*named, snapshot.signature, manifest.digest, ctx.reader))
 
     def _base(self, ref: BaseRef | None, lease: Lease) -> BaseModel | None:
-        """Read the base's shape and names from its blobs. Raises Refused(SourceNotFound) when it is not here."""
+        """Read the base's shape and names from its blobs. Raises Refused(SourceNotFound) if it is not here."""
         if ref is None:
             return None
         manifest = self._held_base(ref, lease)
@@ -244,7 +245,7 @@ class Resolver:
 
 @dataclass(slots=True)
 class ResolveContext:
-    """One request and what its resolve needs."""
+    """A request and the state of its resolve."""
 
     request: ResolveRequest
     base: BaseModel | None
@@ -252,23 +253,23 @@ class ResolveContext:
     on_validated: Callable[[Verdict], None] | None
     check_cancelled: Callable[[], None]
     progress: ByteProgress
-    secret: Secret | None = None  # what the request's credentials name, once it has been read
-    last_read: Digest | None = None  # of a source that changed meanwhile
+    secret: Secret | None = None  # of the request's credentials, once read
+    last_read: Digest | None = None  # of a source that changed during the read
 
     def step(self, count: int) -> None:
-        """Count `count` bytes that are next. Raises what stops the work."""
+        """Count the next `count` bytes. Raises to stop the work."""
         self.check_cancelled()
         self.progress.add(count)
 
     def validated(self, verdict: Verdict) -> None:
-        """Pass on the first verdict; a second reading of the source has no second one."""
+        """Pass on the first verdict, not the verdict of a second reading of the source."""
         callback, self.on_validated = self.on_validated, None
         if callback:
             callback(verdict)
 
     @property
     def reader(self) -> str:
-        """The fingerprint of the credentials that read; empty: none."""
+        """The fingerprint of the credentials in use; empty: none."""
         return self.secret.fingerprint if self.secret else ""
 
     def validate(self, files: Files) -> Verdict:
@@ -278,8 +279,8 @@ class ResolveContext:
     def check_digest(self, manifest: Manifest) -> None:
         request = self.request
         if request.digest and request.digest != manifest.digest:
-            why = f"{request.uri} has {manifest.digest}, the request asks for {request.digest}"
-            raise Refused(Reason.DIGEST_MISMATCH, why)
+            reason = f"{request.uri} has {manifest.digest}, the request asks for {request.digest}"
+            raise Refused(Reason.DIGEST_MISMATCH, reason)
 
 
 class _Changed(Exception):
@@ -288,19 +289,19 @@ class _Changed(Exception):
 
 @contextlib.contextmanager
 def _unless_changed(snapshot: Snapshot) -> Generator[None]:
-    """Drop the errors of a changing source: they may not hold for its next state. All other errors pass."""
+    """Drop the errors of a changing source: they may not apply to its next state. Further errors pass."""
     try:
         yield
     except _Changed:
         return
     except Refused:
-        if snapshot.unchanged(True):  # but for links, which make no content wrong
+        if snapshot.unchanged(True):  # except links: they do not affect the content
             raise
 
 
 @contextlib.contextmanager
 def disk_errors() -> Generator[None]:
-    """Name a full disk. Raises DepotFull."""
+    """Turn the OSError of a full disk into DepotFull."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Role-based access under TLS: the roles in a connection's certificate admit its requests, or refuse them by name."""
+"""Role-based access under TLS: the roles in a connection's certificate admit its requests, or refuse them with a
+reason."""
 
 import asyncio
 import ssl
@@ -11,11 +12,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from weft.wire.roles import ANYONE, DEPOT_CALLERS, Role, refusal, roles_of
 
 Scope = MutableMapping[str, Any]
-Base: Any = AutoHTTPProtocol  # httptools where it is installed, else h11
+Base: Any = AutoHTTPProtocol  # httptools if it is installed, else h11
 
 
 class TlsPeerHttp(Base):
-    """One connection. uvicorn makes one for each, after the handshake."""
+    """A connection. uvicorn creates an instance for each connection, after the handshake."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -23,21 +24,21 @@ class TlsPeerHttp(Base):
 
 
 class RoleMiddleware:
-    """The application behind a check of the path against the caller's roles."""
+    """A check of the path against the caller's roles, in front of the application."""
 
     def __init__(self, app: Any, roles: frozenset[Role]) -> None:
         self._app, self._roles = app, roles
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and (why := refusal(self._roles, callers(scope["path"]), scope["path"])):
+        if scope["type"] == "http" and (reason := refusal(self._roles, callers(scope["path"]), scope["path"])):
             status = 403 if self._roles else 401
-            await JSONResponse({"reason": "PermissionDenied", "message": why}, status)(scope, receive, send)
+            await JSONResponse({"reason": "PermissionDenied", "message": reason}, status)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
 def callers(path: str) -> frozenset[Role]:
-    """The roles that may request a path. Below /v1 only those of the table."""
+    """Return the roles that may request a path. Below /v1 only paths in the table are allowed."""
     parts = path.split("/", 3)
     if parts[1:2] != ["v1"]:
         return ANYONE  # probes and metrics, or nothing at all

@@ -40,16 +40,16 @@ Body = TypeVar("Body")
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 << 20
 MAX_WAIT_S = 60.0
-WATCH_S = 2.0  # between two looks at sources that a question waits for
-MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in all
-MAX_UPLOADS = 32  # at once; one namespace has half of them at the most
+WATCH_S = 2.0  # between two checks of the sources of a waiting request
+MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in total
+MAX_UPLOADS = 32  # at the same time; a namespace has at most half of them
 MAX_LISTED = 1000  # operations
 CHUNK_BYTES = 256 << 10
 JSON = "application/json"
 
 
 class _BadRequest(Exception):
-    """The request itself is wrong; `errors` names every field."""
+    """The request itself is wrong. `errors` names every field."""
 
     def __init__(self, *errors: str, status: int = 400, reason: str = "BadRequest") -> None:
         super().__init__("; ".join(errors))
@@ -59,9 +59,9 @@ class _BadRequest(Exception):
 def build_app(
     depot: Depot, probes: Probes | None = None, *, on_failure: Callable[[], None] = lambda: None
 ) -> Starlette:
-    """Make the ASGI application of a depot. Its probes are part of it unless they have a port of their own.
+    """Return the ASGI application of a depot. Its probes are part of it unless they have a separate port.
 
-    `on_failure`: housekeeping has ended by an exception, which is in the log.
+    `on_failure`: called when housekeeping has ended by an exception, which is in the log.
     """
     downloads, uploads = asyncio.Semaphore(MAX_DOWNLOADS), TenantSlots(MAX_UPLOADS)
 
@@ -70,16 +70,16 @@ def build_app(
         operation_id = depot.submit(await _body(request, ResolveRequest.parse))
         if operation_id is None:
             return _busy("resolve", 429, "too many resolves wait; try again later")
-        found = await depot.wait(operation_id, wait_s, for_end=True) if wait_s else None
-        if found is not None and found.finished:  # most sources have not changed: one round trip is enough
-            return JSONResponse(_to_json(operation_id, found))
+        status = await depot.wait(operation_id, wait_s, for_end=True) if wait_s else None
+        if status is not None and status.finished:  # most sources have not changed: a single round trip is enough
+            return JSONResponse(_to_json(operation_id, status))
         return JSONResponse({"operation": operation_id}, 202)
 
     async def operation(request: Request) -> Response:
         operation_id: str = request.path_params["id"]
-        found = await depot.wait(operation_id, _wait_s(request))
+        status = await depot.wait(operation_id, _wait_s(request))
         unknown = {"reason": "UnknownOperation", "message": "forgotten or never started"}
-        return JSONResponse(_to_json(operation_id, found)) if found else JSONResponse(unknown, 404)
+        return JSONResponse(_to_json(operation_id, status)) if status else JSONResponse(unknown, 404)
 
     async def operations(_: Request) -> Response:
         return JSONResponse({"operations": [_progress(*job) for job in depot.under_way(MAX_LISTED)]})
@@ -99,25 +99,25 @@ def build_app(
             raise UnknownDigest(digest, "this blob folder") from error
 
     async def retain(request: Request) -> Response:
-        wanted = await _body(request, RetainRequest.model_validate_json)
+        body = await _body(request, RetainRequest.model_validate_json)
         try:
-            return JSONResponse({"removed": await depot.retain(wanted.digests)})
+            return JSONResponse({"removed": await depot.retain(body.digests)})
         except LeadershipLost as error:
             return _busy("retain", 503, f"another depot acts: {error}")
 
     async def upload(request: Request) -> Response:
         namespace = request.query_params.get("namespace", "")
         if not is_namespace(namespace):
-            raise _BadRequest(f"namespace: {quoted(namespace, 80)} is no namespace")
+            raise _BadRequest(f"namespace: {quoted(namespace, 80)} is not a valid namespace")
         boundary = boundary_of(request.headers.get("content-type", ""))
         if boundary is None:
-            raise _BadRequest(f"the body is no form; send it as {FORM}", status=415, reason="NotForm")
+            raise _BadRequest(f"the body is not a form; send it as {FORM}", status=415, reason="NotForm")
         if not uploads.take(namespace):
-            return _busy("upload", 503, "too many uploads; try again when one of this namespace has ended")
+            return _busy("upload", 503, "too many uploads; try again when an upload of this namespace has ended")
         try:
             manifest = await depot.upload(namespace, form_pieces(boundary, at_least_rate(request.stream())))
         except FormError as error:
-            raise _BadRequest(f"the body is no form: {error}") from error
+            raise _BadRequest(f"the body is not a form: {error}") from error
         except UploadTooSlow as error:
             return JSONResponse({"reason": "UploadTooSlow", "message": str(error)}, 408, {"connection": "close"})
         except ArtifactError as error:
@@ -132,11 +132,11 @@ def build_app(
 
     async def changed(request: Request) -> Response:
         wait_s, loop = _wait_s(request), asyncio.get_running_loop()
-        asked, until = await _body(request, ChangedRequest.model_validate_json), loop.time() + wait_s
-        while not (found := await depot.changed(asked.watches)) and loop.time() + WATCH_S <= until:
+        body, deadline = await _body(request, ChangedRequest.model_validate_json), loop.time() + wait_s
+        while not (watches := await depot.changed(body.watches)) and loop.time() + WATCH_S <= deadline:
             if await _left_within(request, WATCH_S):
                 break
-        return JSONResponse({"changed": found})
+        return JSONResponse({"changed": watches})
 
     return Starlette(
         routes=[
@@ -203,16 +203,17 @@ class _BlobResponse(FileResponse):
             except OSError as error:
                 if not begun or not is_of_disk(error):
                     raise
-                # Without the rest of the body the server ends the connection, and the client asks for the rest.
+                # The server ends the connection, as the body is incomplete, and the client asks for the rest.
                 log.error("a blob cannot be read", extra=kv(path=self.path, error=error))
 
 
 async def _body(request: Request, parse: Callable[[bytes], Body]) -> Body:
-    """Read a body of JSON only: a web page may send other types anywhere, but JSON only after a preflight request."""
+    """Read a JSON body. Other types are refused: a web page may send them anywhere, but JSON only after a preflight
+    request."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != JSON:
-        what = f"Content-Type is {quoted(media_type)}, it has to be {JSON}"
-        raise _BadRequest(what, status=415, reason="NotJson")
+        problem = f"Content-Type is {quoted(media_type)}, it has to be {JSON}"
+        raise _BadRequest(problem, status=415, reason="NotJson")
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
@@ -226,7 +227,7 @@ async def _body(request: Request, parse: Callable[[bytes], Body]) -> Body:
 
 
 async def _left_within(request: Request, seconds: float) -> bool:
-    """Wait so long, or until the client of a request whose body is read has left."""
+    """Wait for a number of seconds. Return True early if the client of a request whose body is read has left."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             return (await request.receive())["type"] == "http.disconnect"
@@ -238,14 +239,14 @@ def _wait_s(request: Request) -> float:
     try:
         wait_s = float(text)
     except ValueError as error:
-        raise _BadRequest(f"wait_s: {text[:40]!r} is no number of seconds") from error
+        raise _BadRequest(f"wait_s: {text[:40]!r} is not a number of seconds") from error
     if not wait_s >= 0:
         raise _BadRequest("wait_s: below 0")
     return min(wait_s, MAX_WAIT_S)
 
 
 def _to_json(operation_id: str, status: OperationStatus) -> dict[str, Any]:
-    """Write the operation as the API shows it: fields that are not there yet are left out."""
+    """Return the operation in the form of the API, without fields that are not set yet."""
     fields = {"id": operation_id, "state": status.state, "verdict": status.verdict, "digest": status.digest}
     fields |= {"watch": status.watch, "reason": status.reason or None, "message": status.message or None}
     fields |= {"retryAfterSeconds": status.retry_after_s or None}
@@ -253,23 +254,23 @@ def _to_json(operation_id: str, status: OperationStatus) -> dict[str, Any]:
 
 
 def _progress(operation_id: str, request: ResolveRequest, progress: ByteProgress) -> dict[str, Any]:
-    what, done, total = progress.now
-    sizes = {"doing": what or "waiting", "doneBytes": done, "totalBytes": total}
+    activity, done, total = progress.now
+    sizes = {"doing": activity or "waiting", "doneBytes": done, "totalBytes": total}
     return {"id": operation_id, "kind": request.kind, "uri": request.uri, "namespace": request.namespace, **sizes}
 
 
-def _busy(what: str, status: int, message: str) -> JSONResponse:
-    metrics.TURNED_AWAY.labels(what).inc()
+def _busy(call: str, status: int, message: str) -> JSONResponse:
+    metrics.TURNED_AWAY.labels(call).inc()
     return JSONResponse({"reason": "Busy", "message": message}, status, {"retry-after": "1"})
 
 
 def refuse_host(_: Scope, host: str) -> Response:
-    """Answer a page of another site whose name leads here."""
+    """Answer a web page of a foreign site whose host name leads to this server."""
     return JSONResponse({"reason": "HostNotAllowed", "message": refusal(host)}, 403)
 
 
 async def _gone(_: Request, __: Exception) -> Response:
-    """Answer a client that went away within its body: it is not an error of the depot, and nobody reads this."""
+    """Answer a client that left within its body. It is not an error of the depot, and nobody reads the answer."""
     return Response(status_code=400)
 
 

@@ -1,13 +1,13 @@
 """The depot's loop side: requests in, operations out, work in a bounded pool of threads.
 
-A source that hangs holds threads of its own host and namespace and of no other; see `core/fair_queue.py`.
+A hanging source holds only threads of its host and namespace; see `core/fair_queue.py`.
 
-Every operation holds a lease on its blobs until it is forgotten, so a `retain` that does not know its digest yet takes
-nothing away from it.
+Every operation holds a lease on its blobs until it is forgotten, so that a `retain` without its digest removes nothing
+from it.
 
-A blob may rot on the depot's disk. Every caller compares a download with its digest; one that did not match is
-reported with the next request for the blob (`suspect`). The depot then reads the blob once, and removes it where it is
-damaged: its watches have changed and its artifact is no longer whole, so the operator's next resolve copies it again.
+A blob may rot on the depot's disk. Every caller compares a download with its digest. A mismatch is reported with the
+next request for the blob (`suspect`). The depot then reads the blob once, and removes it if it is damaged. Then its
+watches have changed and its artifact is incomplete, so the operator's next resolve copies it again.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ from weft_depot.uploads import MAX_UNNAMED_ADAPTERS, UnnamedUploads, receive
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 5.0
-KEEP_BROKEN_S = 3600.0  # a broken-off download that no operation continues
-CHECK_S = 5.0  # before an answer goes without the sources of a host that hangs
-RESULT_S = 900.0  # so long a result is remembered that is not found again
-MAX_RESULTS = 20_000  # of requests, the latest: a result is logged at INFO where it differs from the one before
-VERIFIED_S = 60.0  # a report about a blob that was verified within that time is ignored
-REFETCH_S = 120.0  # the answer for a blob that was removed as damaged: 503 within that time, then 404
-MAX_SUSPECTS = 64  # blobs that wait to be verified; further reports wait with the download that makes them
-MAX_WAIT_S = 3600  # that a server may ask for
-# Resolves at the same time, a thread each, which wait for the network mostly; a host that hangs holds half of them.
+KEEP_BROKEN_S = 3600.0  # an interrupted download not continued by any operation
+CHECK_S = 5.0  # before an answer leaves out the sources of a hanging host
+RESULT_S = 900.0  # until an unused result is forgotten
+MAX_RESULTS = 20_000  # of the latest requests: a result is logged at INFO if it differs from the previous result
+VERIFIED_S = 60.0  # a report about a blob verified within this time is ignored
+REFETCH_S = 120.0  # the answer for a blob removed as damaged: 503 within this time, then 404
+MAX_SUSPECTS = 64  # blobs that wait to be verified; further reports are answered as if the blob were waiting
+MAX_WAIT_S = 3600  # the longest wait that a server may ask for
+# Concurrent resolves, a thread each. They mostly wait for the network. A hanging host holds half of them.
 LIMITS = ConcurrencyLimits(total=16, per_host=8, per_owner=4)
 
 
@@ -63,25 +63,25 @@ class _Resolve(NamedTuple):
 
 
 def is_of_disk(error: BaseException) -> TypeGuard[OSError]:
-    """Whether the disk has failed, and not the network, whose errors are of the same class."""
+    """Return whether an error is of the disk, not of the network, although both are OSErrors."""
     return isinstance(error, OSError) and not isinstance(
         error, ConnectionError | TimeoutError | ssl.SSLError | socket.gaierror
     )
 
 
 class _Check(NamedTuple):
-    """Whether the sources of some watches have changed; all are on one host."""
+    """A check of watches for changed sources, all on one host."""
 
     watches: list[str]
     changed: "asyncio.Future[list[str]]"
 
 
 class Stopping(Exception):
-    """The process ends; unfinished work is dropped, and operators ask for it again."""
+    """The process ends. Unfinished work is dropped, and operators ask for it again."""
 
 
 class Depot:
-    """The owner of operations and leases. All methods run on one event loop; the resolver runs in threads."""
+    """The owner of operations and leases. All methods run on one event loop. The resolver runs in threads."""
 
     def __init__(
         self,
@@ -108,11 +108,12 @@ class Depot:
         self._verifying = asyncio.Lock()
         self._verified: LruDict[str, float] = LruDict(10_000)
         self._removed: LruDict[str, float] = LruDict(10_000)
-        self._rate_limited: LruDict[QueueKey, float] = LruDict(10_000)  # by a 429, until when
+        self._rate_limited: LruDict[QueueKey, float] = LruDict(10_000)  # by a 429: the time of its end
         self._stopping = stopping or threading.Event()
 
     def submit(self, request: ResolveRequest) -> str | None:
-        """Start a resolve, or share the one that runs for an equal request: its id; None when too many wait."""
+        """Start a resolve, or share the running resolve of an equal request. Return its id, or None if too many
+        wait."""
         self.forget()
         if running := self.operations.running(request.key):
             return running
@@ -136,15 +137,15 @@ class Depot:
                         break
         return self.operations.find(operation_id)
 
-    def under_way(self, most: int) -> list[tuple[str, ResolveRequest, ByteProgress]]:
-        """List unfinished resolves, the eldest first: id, request, bytes."""
-        return [(job.operation_id, job.request, job.progress) for job in islice(self._unfinished.values(), most)]
+    def under_way(self, limit: int) -> list[tuple[str, ResolveRequest, ByteProgress]]:
+        """List unfinished resolves, oldest first: id, request, bytes."""
+        return [(job.operation_id, job.request, job.progress) for job in islice(self._unfinished.values(), limit)]
 
     async def upload(self, namespace: str, pieces: AsyncIterator[Piece]) -> Manifest | None:
-        """Publish the adapter that a form has; None when too many operations are under way.
+        """Publish the adapter in a form. Return None if too many operations are unfinished.
 
-        It stays as long as its operation is remembered, then as long as an object names it. Raises ArtifactError,
-        FormError.
+        The adapter stays as long as its operation is remembered, then as long as an object names it. Raises
+        ArtifactError, FormError.
         """
         self.forget()
         drawn = secrets.token_hex(8)
@@ -152,7 +153,7 @@ class Depot:
             return None
         lease = self._leases[drawn] = self.store.lease()
         self._changes[drawn] = asyncio.Event()
-        answer = OperationStatus("Failed", reason="Interrupted", message="the upload was not received whole")
+        answer = OperationStatus("Failed", reason="Interrupted", message="the upload is incomplete")
         try:
             counted = self._unnamed.counted(drawn, namespace, pieces)
             manifest = await receive(self._resolver, namespace, counted, lease)
@@ -172,7 +173,7 @@ class Depot:
         return manifest
 
     async def changed(self, watches: tuple[str, ...]) -> list[str]:
-        """List the watches whose source or blobs have changed. A host that hangs counts as unchanged for now."""
+        """List the watches with changed sources or blobs. A hanging host counts as unchanged for now."""
         by_host = self._resolver.watches.by_host(watches)
         unknown = by_host.pop(None, [])
         checks = [self._check(host, of_host).changed for host, of_host in by_host.items() if host is not None]
@@ -181,7 +182,7 @@ class Depot:
         return unknown + [watch for check in checks if check.done() for watch in check.result()]
 
     async def retain(self, digests: tuple[str, ...]) -> int:
-        """Keep these artifacts and those that operations hold; returns the blobs removed.
+        """Keep these artifacts and the artifacts held by operations. Return the number of blobs removed.
 
         Raises LeadershipLost: another depot may have newer blobs in the same folder.
         """
@@ -193,11 +194,11 @@ class Depot:
         return removed
 
     def suspect(self, digest: str) -> bool:
-        """Note that a download of this blob did not match its digest. Returns True if it is being verified, or will be;
-        download later.
+        """Record that a download of this blob did not match its digest. Return True if the blob is being verified, or
+        will be: the caller should download later.
 
-        A blob that was verified or removed a moment ago is not read again: if it is here it is whole, and the damage is
-        elsewhere, or the report a lie.
+        A recently verified or removed blob is not read again. If it is here it is intact, and the damage is elsewhere,
+        or the report is false.
         """
         if digest in self._suspects:
             return True
@@ -208,7 +209,7 @@ class Depot:
         return True
 
     def is_coming_back(self, digest: str) -> bool:
-        """Whether this blob was damaged and has been removed a moment ago."""
+        """Return whether this blob was damaged and removed recently."""
         return self._is_recent(self._removed, digest, REFETCH_S)
 
     def forget(self) -> None:
@@ -218,7 +219,8 @@ class Depot:
             self._unnamed.forget(operation_id)
 
     async def run(self) -> None:
-        """Keep house while the process lives. It survives trouble with the disk; any other exception is a bug."""
+        """Run the housekeeping while the process lives. It survives errors of the disk. Any other exception is a
+        bug."""
         while True:
             self.forget()
             holds(self.operations.check_operations)
@@ -238,7 +240,7 @@ class Depot:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _tidy(self) -> None:
-        """Do the part of housekeeping that reads the disk."""
+        """Do the part of housekeeping with reads of the disk."""
         self.store.sweep(time.time() - KEEP_BROKEN_S)
         blobs, size_bytes = self.store.usage()
         metrics.BLOBS.set(blobs)
@@ -250,7 +252,7 @@ class Depot:
 
     async def _verify(self, digest: str) -> None:
         try:
-            async with self._verifying:  # one thread at most is busy with it
+            async with self._verifying:  # at most one thread is busy with it
                 await asyncio.to_thread(self.store.verify, digest)
         except Damaged as error:
             self.store.discard(digest)
@@ -265,16 +267,16 @@ class Depot:
             del self._suspects[digest]
 
     def _check(self, host: str, watches: list[str]) -> _Check:
-        """Check watches, one check at a time for each host, queued with the resolves of that host."""
+        """Check watches, one check at a time for each host, queued with the resolves of the host."""
         check = self._checks.get(host)
         if check is None:
             check = self._checks[host] = _Check(watches, asyncio.get_running_loop().create_future())
-            self._queue.add(QueueKey(host, f"check {host}"), check)  # an owner of its own: no namespace has that name
+            self._queue.add(QueueKey(host, f"check {host}"), check)  # a separate owner: no namespace has this name
             self._start()
         return check
 
     def _start(self) -> None:
-        """Start every job that may run."""
+        """Start every runnable job."""
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set() and (started := self._queue.start()):
             self._pool.submit(self._work, *started, loop)
@@ -286,22 +288,22 @@ class Depot:
     def _checked(self, host: str, changed: list[str]) -> None:
         self._checks.pop(host).changed.set_result(changed)
 
-    def _changed(self, operation_id: str, after: OperationStatus) -> None:
-        self.operations.change(operation_id, after, self._now())
+    def _changed(self, operation_id: str, status: OperationStatus) -> None:
+        self.operations.change(operation_id, status, self._now())
         self._changes.pop(operation_id).set()
-        if after.finished:
+        if status.finished:
             self._unfinished.pop(operation_id, None)
         else:
             self._changes[operation_id] = asyncio.Event()
 
     def _finished(self, job: _Resolve, answer: OperationStatus, key: QueueKey) -> None:
-        """Log a finished job, at INFO if its result is new: the operator resolves every source all the time."""
+        """Log a finished job, at INFO if its result is new, since the operator resolves every source repeatedly."""
         request, result = job.request, (answer.digest or "", answer.reason)
         level = logging.DEBUG if self._results.get(request.key, self._now()) == result else logging.INFO
         self._results.put(request.key, result, self._now())
         fields = kv(operation=job.operation_id, uri=request.uri, digest=answer.digest or "", reason=answer.reason)
         log.log(level, "resolved", extra=fields)
-        if answer.retry_after_s and self._rate_limited.get(key, 0.0) <= self._now():  # else by then, not by an answer
+        if answer.retry_after_s and self._rate_limited.get(key, 0.0) <= self._now():  # not longer
             self._rate_limited[key] = self._now() + answer.retry_after_s
         self._changed(job.operation_id, answer)
 
@@ -350,11 +352,11 @@ class Depot:
         post(self._finished, job, answer, key)
 
     def _check_rate_limit(self, key: QueueKey) -> None:
-        """Refuse a request while a server that has answered its namespace 429 wants none."""
+        """Refuse a request while a server asks its namespace to wait after a 429."""
         left_s = self._rate_limited.get(key, 0.0) - self._now()
         if left_s > 0:
             seconds = math.ceil(left_s)
-            text = f"{key.host} has asked to wait, for another {seconds} s; it is asked again later"
+            text = f"{key.host} has asked to wait for {seconds} s more; a later request tries again"
             raise Unavailable(text, retry_after_s=seconds)
 
     def _check_cancelled(self) -> None:

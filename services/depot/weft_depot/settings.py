@@ -1,4 +1,5 @@
-"""The depot's settings: defaults, then WEFT_DEPOT__FIELD, then flags. Wrong values stop the start, all listed."""
+"""The depot's settings: defaults, then WEFT_DEPOT__FIELD, then flags. Wrong values stop the start, with a list of
+all."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
@@ -41,7 +42,7 @@ def _checked_registry(entry: str) -> str:
 
 def _checked_web_host(entry: str) -> str:
     if "/" in entry:
-        raise ValueError(f"{entry!r} is no HOST, HOST:PORT or *.DOMAIN")
+        raise ValueError(f"{entry!r} is not a HOST, HOST:PORT or *.DOMAIN")
     _checked_url(f"https://{entry.removeprefix('*.')}")
     return entry
 
@@ -62,47 +63,47 @@ class DepotSettings(StandbySettings):
     probes: Address | None = probes_field(None, unset="; unset: they are on --http")
     allowed_hosts: HostNames = allowed_hosts_field("without --tls-dir")
     data_dir: Path = data_dir_field(
-        "depot", "blobs and what is known of sources; with --lease all depots of that Lease share it"
+        "depot", "blobs and states of sources; with --lease all depots of the Lease share it"
     )
     file_root: DirectoryPath | None = Field(
-        None, description="the folder that file: URIs are below; unset: file: is refused (SchemeNotAllowed)"
+        None, description="root folder of file: URIs; unset: file: is refused (SchemeNotAllowed)"
     )
     pvc_root: DirectoryPath | None = Field(
-        None, description="the folder where claims are mounted at NAMESPACE/CLAIM; unset: pvc: is refused"
+        None, description="folder with claims mounted at NAMESPACE/CLAIM; unset: pvc: is refused"
     )
     schemes: Annotated[tuple[Scheme, ...], *CommaList] = Field(
-        get_args(Scheme), description="URI schemes that are allowed: LIST of file, pvc, hf, s3, oci, https"
+        get_args(Scheme), description="allowed URI schemes: LIST of file, pvc, hf, s3, oci, https"
     )
     secrets: str = Field(
-        "none", description="what credentialsRef names: none, kubernetes, or a folder with NAMESPACE/NAME/KEY files"
+        "none", description="Secrets of credentialsRef: none, kubernetes, or a folder with NAMESPACE/NAME/KEY files"
     )
     config_maps: Literal["none", "kubernetes"] = Field(
-        "none", description="what configMapRef of a chat template names: none, or kubernetes"
+        "none", description="ConfigMaps of configMapRef of a chat template: none, or kubernetes"
     )
     hf_endpoint: Annotated[str, AfterValidator(_checked_url)] = Field(
-        "https://huggingface.co", description="the hub that hf: URIs are on"
+        "https://huggingface.co", description="URL of the hub for hf: URIs"
     )
     s3_endpoints: Annotated[tuple[Host, ...], *CommaList] = Field(
-        (), description="LIST of HOST, HOST:PORT or URL that source.endpoint may name; AWS always may"
+        (), description="allowed values of source.endpoint: LIST of HOST, HOST:PORT or URL; AWS is always allowed"
     )
-    s3_region: str = Field("us-east-1", description="region of s3: sources whose endpoint does not name one")
+    s3_region: str = Field("us-east-1", description="region of s3: sources with an endpoint that does not name it")
     oci_registries: Annotated[tuple[Annotated[str, AfterValidator(_checked_registry)], ...], *CommaList] = Field(
         ("docker.io", "ghcr.io", "quay.io"),
-        description="LIST of HOST, HOST:PORT or URL (http:// for one without TLS) that oci: URIs may name",
+        description="allowed registries of oci: URIs: LIST of HOST, HOST:PORT or URL (http:// without TLS)",
     )
     https_hosts: Annotated[tuple[Annotated[str, AfterValidator(_checked_web_host)], ...], *CommaList] = Field(
-        (), description="LIST of HOST, HOST:PORT or *.DOMAIN that https: URIs may name; unset: https: is refused"
+        (), description="allowed hosts of https: URIs: LIST of HOST, HOST:PORT or *.DOMAIN; unset: https: is refused"
     )
 
     @model_validator(mode="after")
     def _standby_has_probes(self) -> Self:
         if self.lease and self.probes is None:
-            raise ValueError("--lease needs --probes: a depot that stands by does not listen on --http")
+            raise ValueError("--lease needs --probes: a standby depot does not listen on --http")
         return self
 
     @field_validator("secrets")
     @classmethod
     def _is_secrets(cls, value: str) -> str:
         if value not in ("none", "kubernetes") and not Path(value).is_dir():
-            raise ValueError(f"{value} is neither 'none' nor 'kubernetes' nor a folder")
+            raise ValueError(f"{value} is not 'none', 'kubernetes' or an existing folder")
         return value

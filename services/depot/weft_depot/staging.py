@@ -1,4 +1,4 @@
-"""Files on their way into the blob folder, and files that are there: both are `Files`."""
+"""Files on their way into the blob folder, and files already in it: both are `Files`."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ class BlobFiles:
 
 
 class StagedFiles:
-    """The copies of files, fsynced, not yet visible. A context manager: files that are not published are removed."""
+    """Fsynced copies of files, not yet visible. A context manager: unpublished files are removed."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
@@ -50,10 +50,10 @@ class StagedFiles:
         return self._writers[name].path.open("rb")
 
     def copy(self, files: Files, name: str, step: Callable[[int], None], expected_sha256: str | None = None) -> None:
-        """Copy one file, at most one byte beyond the size it had (a file that grew is noticed, not followed).
+        """Copy a file, at most one byte beyond its listed size (a growing file is detected, not followed).
 
-        With the hex SHA-256 that its source gives, a copy that was broken off is continued. `step`: called with the
-        bytes of each chunk, and of what is here already; it may raise to stop.
+        With the hex SHA-256 given by its source, an interrupted copy is continued. `step` is called with the size of
+        each chunk, and of the bytes already here. It may raise to stop.
         """
         writer = self._stack.enter_context(self._store.writer(from_hex(expected_sha256) if expected_sha256 else None))
         if writer.size_bytes > files.sizes[name]:
@@ -71,7 +71,7 @@ class StagedFiles:
         self._writers[name] = writer
 
     def writer(self, name: str) -> BlobWriter:
-        """Write one more file, whose bytes the caller gives."""
+        """Return a writer of a further file, with bytes from the caller."""
         writer = self._writers[name] = self._stack.enter_context(self._store.writer())
         return writer
 
@@ -81,9 +81,9 @@ class StagedFiles:
             writer.finish()
 
     def check_expected(self, expected_sha256: Mapping[str, str]) -> bool:
-        """Compare the copies with the hashes that the source gives.
+        """Compare the copies with the hashes given by the source.
 
-        Returns False where the remains of an earlier copy are damaged; without them, another try may succeed. Raises
+        Return False if the remains of an earlier copy are damaged: a retry without them may succeed. Raises
         Refused(DigestMismatch).
         """
         for name, writer in self._writers.items():
@@ -91,8 +91,8 @@ class StagedFiles:
             if expected_sha256.get(name, actual) != actual:
                 if writer.resumed_bytes:
                     return False
-                why = f"{name}: the source promised sha256:{expected_sha256[name]} and sent sha256:{actual}"
-                raise Refused(Reason.DIGEST_MISMATCH, why)
+                reason = f"{name}: the source promised sha256:{expected_sha256[name]} and sent sha256:{actual}"
+                raise Refused(Reason.DIGEST_MISMATCH, reason)
         return True
 
     def manifest(self, kind: Kind) -> Manifest:
@@ -100,7 +100,7 @@ class StagedFiles:
         return build_manifest(kind, files)
 
     def publish(self, manifest: Manifest, lease: Lease) -> None:
-        """Make the files visible, then the manifest: a visible manifest is whole."""
+        """Make the files visible, then the manifest: a visible manifest has all its files."""
         lease.name(manifest.digest, *(entry.digest for entry in manifest.files))
         self._store.publish(*((writer.path, writer.finish()) for writer in self._writers.values()))
         self._store.put(manifest.to_bytes())

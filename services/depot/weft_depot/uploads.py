@@ -1,8 +1,8 @@
-"""Adapters that are sent to the depot, as trainers do that publish a content each step.
+"""Adapters uploaded to the depot, as by trainers that publish a content after each step.
 
-An adapter's files in a form become an artifact whose URI is `depot:DIGEST`, for the namespace that sent it alone.
-What does not depend on a base model is checked before the artifact is visible; whether it fits a base is checked by the
-resolve of the URI, as for every source. An upload that no adapter names is removed once its operation is forgotten.
+An adapter's files in a form become an artifact with the URI `depot:DIGEST`, only for the namespace of the upload.
+Checks without a base model run before the artifact becomes visible. The fit to a base is checked by the resolve of the
+URI, as for every source. An upload not named by any adapter is removed once its operation is forgotten.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from weft_depot.resolve import Resolver, disk_errors
 from weft_depot.staging import StagedFiles
 
 SCHEME = "depot"
-WRITE_BYTES = 1 << 20  # that go to the disk at once
-MAX_UNNAMED_ADAPTERS = 4  # of a namespace: of the largest size, while no object names them
+WRITE_BYTES = 1 << 20  # of a write to the disk
+MAX_UNNAMED_ADAPTERS = 4  # of a namespace, each of the largest size, until an object names them
 
 
 class UnnamedUploads:
     """The bytes of uploads by namespace, from their first byte until an object names them or they are forgotten."""
 
     def __init__(self, max_bytes: int) -> None:
-        """`max_bytes`: of a namespace."""
+        """`max_bytes`: the maximum for a namespace."""
         self._max_bytes = max_bytes
         self._bytes = Counter[str]()
         self._uploads: dict[str, tuple[str, int]] = {}  # operation: namespace, bytes
@@ -41,26 +41,26 @@ class UnnamedUploads:
         async for piece in pieces:
             if isinstance(piece, bytes):
                 self._bytes[namespace] += len(piece)
-                _, before = self._uploads.get(operation, (namespace, 0))
-                self._uploads[operation] = namespace, before + len(piece)
+                _, previous_bytes = self._uploads.get(operation, (namespace, 0))
+                self._uploads[operation] = namespace, previous_bytes + len(piece)
                 if self._bytes[namespace] > self._max_bytes:
                     raise DepotFull(
-                        f"expected at most {self._max_bytes} bytes of uploads that no adapter of namespace "
-                        f"{namespace!r} names, got more; name them in a LoRAAdapter, or try again in some minutes"
+                        f"expected at most {self._max_bytes} bytes of uploads not named by an adapter of namespace "
+                        f"{namespace!r}, got more; name them in a LoRAAdapter, or try again in some minutes"
                     )
             yield piece
 
     def publish(self, operation: str, digest: str) -> None:
-        """Note the content of an upload that is whole."""
+        """Record the content of a complete upload."""
         self._digests[operation] = digest
 
     def name(self, digests: Collection[str]) -> None:
-        """Forget uploads whose content objects name."""
+        """Forget uploads with content named by objects."""
         for operation in [operation for operation, digest in self._digests.items() if digest in digests]:
             self.forget(operation)
 
     def forget(self, operation: str) -> None:
-        """Forget an upload. Harmless for an operation that is none."""
+        """Forget an upload. An unknown operation is harmless."""
         self._digests.pop(operation, None)
         namespace, size_bytes = self._uploads.pop(operation, ("", 0))
         self._bytes[namespace] -= size_bytes
@@ -69,7 +69,7 @@ class UnnamedUploads:
 
 
 async def receive(resolver: Resolver, namespace: str, pieces: AsyncIterator[Piece], lease: Lease) -> Manifest:
-    """Publish the adapter that a form has. Its blobs are named in `lease`.
+    """Publish the adapter in a form. Its blobs are named in `lease`. Return its manifest.
 
     Raises Refused (MissingFile, TooLarge, ConfigInvalid, NotFinite, ... of the files), DepotFull, FormError, and
     OSError of the disk.
@@ -77,10 +77,10 @@ async def receive(resolver: Resolver, namespace: str, pieces: AsyncIterator[Piec
     with disk_errors(), StagedFiles(resolver.store) as staged:
         left = resolver.limits.adapter_bytes
         async for piece in pieces:
-            assert isinstance(piece, Part), "what was before has been read"
+            assert isinstance(piece, Part), "the previous part has been read"
             name = piece.filename or piece.name
             if name not in ADAPTER_FILES or name in staged.sizes:
-                wrong = "comes twice" if name in ADAPTER_FILES else f"is none of {', '.join(ADAPTER_FILES)}"
+                wrong = "comes twice" if name in ADAPTER_FILES else f"is not one of {', '.join(ADAPTER_FILES)}"
                 raise Refused(Reason.MISSING_FILE, f"the file {quoted(name, 80)} of the form {wrong}")
             left -= await _write(staged.writer(name), pieces, left)
         await run_to_end(asyncio.to_thread(staged.finish))
@@ -88,7 +88,7 @@ async def receive(resolver: Resolver, namespace: str, pieces: AsyncIterator[Piec
 
 
 async def _write(writer: BlobWriter, pieces: AsyncIterator[Piece], most_bytes: int) -> int:
-    """Write one file to its end; returns its bytes. Raises Refused(TooLarge)."""
+    """Write a file to its end. Return its bytes. Raises Refused(TooLarge)."""
     waiting = bytearray()
     while (piece := await anext(pieces)) is not None:
         assert isinstance(piece, bytes), "a part ends before another begins"
@@ -108,6 +108,6 @@ def _publish(resolver: Resolver, namespace: str, staged: StagedFiles, lease: Lea
     manifest = staged.manifest("adapter")
     staged.publish(manifest, lease)
     uri = f"{SCHEME}:{manifest.digest}"
-    known = CachedResolution("adapter", source_key(uri, namespace), uri, manifest.digest, manifest.digest)
-    resolver.resolutions.add(known, durable=True)  # whose it is, is kept nowhere else
+    resolution = CachedResolution("adapter", source_key(uri, namespace), uri, manifest.digest, manifest.digest)
+    resolver.resolutions.add(resolution, durable=True)  # the owner of the upload is stored only here
     return manifest

@@ -1,9 +1,9 @@
-"""Watches of resolved sources: a question whether they have changed costs a few `stat` calls.
+"""Watches of resolved sources: a check for changes costs a few `stat` calls.
 
-A watch names one state of one source, and the blobs that were made of it. Watches are in memory only and bounded, and
-one that nobody has asked for in a quarter of an hour is forgotten: an unknown one counts as changed, which costs a
-resolve and gives a new watch. The watch of a source whose state shows only by asking its host is the digest of its
-artifact: it has changed where the depot does not hold that any more.
+A watch names a state of a source, and the blobs made from it. Watches are in memory only and bounded. A watch unused
+for a quarter of an hour is forgotten. An unknown watch counts as changed: the cost is a resolve, which returns a new
+watch. If only the host of a source knows its state, the watch is the digest of its artifact. It counts as changed once
+the depot does not hold the artifact any more.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ class _State(NamedTuple):
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 OWN_DISK = "the depot's disk"  # in place of a host, for watches that are digests
-KEEP_S = 900.0  # operators ask for each of theirs every few seconds
+KEEP_S = 900.0  # operators check each watch every few seconds
 
 
 class Watches:
-    """The states, the longest unasked first. Called from any thread."""
+    """The states, least recently checked first. Called from any thread."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class Watches:
         now: Callable[[], float] = time.monotonic,
         limit: int = 50_000,
     ) -> None:
-        """`list_blobs` gives the names of all blobs in the store, `holds` whether an artifact is there whole."""
+        """`list_blobs` returns the names of all blobs in the store, `holds` whether an artifact is complete there."""
         self._list_blobs, self._holds_artifact, self._now = list_blobs, holds, now
         self._states = ExpiringDict[str, _State](limit, KEEP_S)
         self._lock = threading.Lock()
 
     def add(self, host: str, marks: Marks, blobs: Iterable[str]) -> str:
-        """Keep a state: a source, and the names of its blobs. Returns its watch."""
+        """Keep a state: a source, and the names of its blobs. Return its watch."""
         state = _State(host, marks, frozenset(blobs))
         watch = hashlib.sha256(repr((host, marks, sorted(state.blobs))).encode()).hexdigest()[:32]
         with self._lock:
@@ -56,8 +56,8 @@ class Watches:
         return watch
 
     def by_host(self, watches: Iterable[str]) -> dict[str | None, list[str]]:
-        """Sort watches by the host whose files they are on; None: unknown watches."""
-        found: dict[str | None, list[str]] = {}
+        """Group watches by the host of their files; None: unknown watches."""
+        watches_by_host: dict[str | None, list[str]] = {}
         now = self._now()
         with self._lock:
             for watch in watches:
@@ -65,12 +65,11 @@ class Watches:
                 if state:
                     self._states.put(watch, state, now)
                 host = state.host if state else OWN_DISK if is_digest(watch) else None
-                found.setdefault(host, []).append(watch)
-        return found
+                watches_by_host.setdefault(host, []).append(watch)
+        return watches_by_host
 
     def changed(self, watches: Iterable[str]) -> list[str]:
-        """List the watches whose state is no more. Blocks as the file system does; raises OSError of the depot's own
-        disk."""
+        """List the watches with a changed state. Blocks as the file system does. Raises OSError of the depot's disk."""
         now = self._now()
         with self._lock:
             states = {watch: self._states.get(watch, now) for watch in watches}
@@ -89,7 +88,7 @@ class Watches:
 
 
 def is_digest(watch: str) -> bool:
-    """Whether a watch is the digest of an artifact."""
+    """Return whether a watch is the digest of an artifact."""
     return DIGEST.fullmatch(watch) is not None
 
 

@@ -133,7 +133,7 @@ class AdminServer(AdminServicer):
         """Answer with the rows that fit in a message, the oldest days first."""
         since = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
         most = MAX_USAGE_ROWS + 1
-        found = usage.since(self._engine, since, namespace=request.namespace, by_key=request.by_key, most=most)
+        found = usage.since(self._engine, since, namespace=request.namespace, by_key=request.by_key, max_rows=most)
         rows = await _read(context, found)
         response = pb.GetUsageResponse(more=len(rows) > MAX_USAGE_ROWS)
         for row in rows[:MAX_USAGE_ROWS]:

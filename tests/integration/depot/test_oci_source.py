@@ -68,7 +68,7 @@ def test_a_private_repository_is_read_with_the_secret_alone(registry: OciRegistr
     for secret in (OWNER, docker_config(host)):
         assert read_all(source(registry), at(host, "private/lora:v1", secret)) == folder_bytes(folder)
     wrong = Secret("team/registry", {"username": b"puller", "password": b"wrong"})
-    for secret, remedy in ((None, "then name a Secret"), (wrong, "credentials that may pull it")):
+    for secret, remedy in ((None, "then name a Secret"), (wrong, "credentials with the right to pull")):
         error = refusal(source(registry), at(host, "private/lora:v1", secret))
         assert error.reason == Reason.SOURCE_FORBIDDEN
         assert remedy in error.message

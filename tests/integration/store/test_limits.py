@@ -35,7 +35,7 @@ async def test_usage_is_read_from_a_day_on_and_by_namespace(engine):
     today = [usage.DailyUsage(TODAY, "acme", "acme/upper", 1, 3, 5), usage.DailyUsage(TODAY, "b", "b/m", 1, 3, 5)]
     assert await usage.since(engine, TODAY) == today
     assert [row.day.day for row in await usage.since(engine, date(2023, 11, 1), namespace="acme")] == [13, 14]
-    assert len(await usage.since(engine, date(2023, 11, 1), most=2)) == 2
+    assert len(await usage.since(engine, date(2023, 11, 1), max_rows=2)) == 2
 
 
 async def test_usage_of_keys_is_kept_beside_that_of_their_namespaces(engine):

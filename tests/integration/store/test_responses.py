@@ -10,7 +10,9 @@ HOUR = 3_600_000
 
 async def keep(engine, name, previous="", *, at=0, namespace="a", most=100, max_bytes=1000, body=b""):
     new = KeptResponse(namespace, name, previous, body or name.encode())
-    await responses.keep(engine, new, now_unix_ms=at, expires_unix_ms=at + HOUR, most=most, max_bytes=max_bytes)
+    await responses.keep(
+        engine, new, now_unix_ms=at, expires_unix_ms=at + HOUR, max_responses=most, max_bytes=max_bytes
+    )
 
 
 async def chain(engine, name, *, at=1, namespace="a"):

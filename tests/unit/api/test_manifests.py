@@ -94,7 +94,7 @@ LAYERS = "\n".join(f"a{n}: &a{n} {'[' * 30}{f'*a{n - 1}' if n else 'x'}{']' * 30
         (f"{POOL}---\na: [\n", "line"),
         (f"{POOL}---\na: [\n", "m.yaml, document 2: "),
         (POOL + "kind: LoRAAdapter\n", "1: the key 'kind' is there twice (line 6)"),
-        *((text, "a key that is not a plain scalar") for text in ("? [a]\n: b", "? {a: b}\n: c")),
+        *((text, "a key is not a plain scalar") for text in ("? [a]\n: b", "? {a: b}\n: c")),
         (LAYERS, f"1: nested deeper than {MAX_DEPTH}"),  # aliases nest no deeper than brackets do
     ],
 )
@@ -123,7 +123,7 @@ def test_what_is_no_plain_yaml_is_a_problem(text: str) -> None:
     ("value", "says"),
     [
         ("9" * 6000, "is no int"), ("0x" + "f" * 9000, "is no int"), ("0x" + "f" * 17, "beyond 64 bits"),
-        ("1" + ":1" * 400_000, "is no int"), (".inf", "no number that JSON has"),
+        ("1" + ":1" * 400_000, "is no int"), (".inf", "is not a JSON number"),
         ("1" + ":1" * 3000 + ".0", "is no float"), ("2020-13-45", "is no timestamp: month must be in 1..12"),
         ("2020-01-01T99:00:00Z", "is no timestamp"), ("!!bool maybe", "is no bool"),
         ("!!timestamp soon", "is no timestamp"), ("0x_", "is no int"),
@@ -174,7 +174,7 @@ UNKNOWN_FIELDS = POOL.replace("spec: {", "spec: {" + "".join(f"field{n}: 1, " fo
         (MERGE_BOMB, "aliases followed"),
         (BYTES_BOMB, "characters, aliases followed"),
         ("- [1, 2, 3]\n" * 400_000, "more than 20000 values"),
-        ("a: &a [*a]", "refers to what it is part of"),
+        ("a: &a [*a]", "refers to a node that contains it"),
         ("[" * 5000, "nested deeper"),
         ("{a: " * 5000, "nested deeper"),
         ("- " * 5000 + "a", "nested deeper"),
@@ -207,7 +207,7 @@ def test_a_report_says_that_there_are_more_problems_only_where_there_are(monkeyp
     monkeypatch.setattr("weft.api.manifests.MAX_PROBLEMS", 2)
     assert len(problems("---\na: 1\n" * 2)) == 2
     *_, last = problems("---\na: 1\n" * 3)
-    assert last == "m.yaml: there are more problems than these"
+    assert last == "m.yaml: there are more problems"
 
 
 def test_a_file_that_is_too_large_or_no_text_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +250,8 @@ def test_times_written_by_a_server_are_read_back_from_yaml() -> None:
     ("text", "says"),
     [
         (UNKNOWN_FIELDS, "unknown field 'field0'"),
-        (MANY_BOMBS, "in one file"),
-        (f"---\n{SMALL_BOMB}" * 1_000, "there are more problems than these"),
+        (MANY_BOMBS, "in a file"),
+        (f"---\n{SMALL_BOMB}" * 1_000, "there are more problems"),
         (f"---\nkind: {'x' * 1_000_000}\napiVersion: serving.weft.dev/v1alpha1\n" * 16, "unknown kind"),
     ],
     ids=["unknown fields", "many bombs", "many problems", "long kinds"],
@@ -269,7 +269,7 @@ def test_many_problems_are_told_in_part_and_soon(text: str, says: str) -> None:
         ("kind: [LoRAAdapter]", "kind: unknown kind"),
         ("kind: {a: b}", "kind: unknown kind"),
         ("metadata: {name: tiny, creationTimestamp: 0001-01-01T00:00:00+14:00}", "outside of the calendar"),
-        ("metadata: {name: tiny, ownerReferences: [{a: .nan}]}", "no number that JSON has"),
+        ("metadata: {name: tiny, ownerReferences: [{a: .nan}]}", "is not a JSON number"),
     ],
 )
 def test_values_that_no_field_has_are_problems(line: str, says: str) -> None:

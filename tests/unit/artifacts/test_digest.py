@@ -23,7 +23,7 @@ HEX = "ab" * 32
 def test_a_text_that_is_no_digest_is_refused(text: str) -> None:
     with pytest.raises(BadDigest):
         parse_digest(text)
-    with pytest.raises(ValueError, match="no digest"):
+    with pytest.raises(ValueError, match="not a digest"):
         hex_of(text)
 
 

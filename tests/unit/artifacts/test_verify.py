@@ -67,9 +67,9 @@ def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
     ("change", "warnings"),
     [
         ({}, []),
-        ({"target_modules": []}, ["does not select"]),
-        ({"target_modules": "q_proj"}, ["does not select"]),
-        ({"target_modules": ["q_proj"]}, ["layers.0.self_attn.v_proj, model.layers.1.self_attn.v_proj, which adapter"]),
+        ({"target_modules": []}, ["not selected"]),
+        ({"target_modules": "q_proj"}, ["not selected"]),
+        ({"target_modules": ["q_proj"]}, ["layers.0.self_attn.v_proj, model.layers.1.self_attn.v_proj, not selected"]),
         ({"target_modules": "all-linear"}, ["nothing for model.layers.0.mlp.down_proj"]),
         ({"target_modules": ["q_proj", "v_proj", "lm_head", "\x1b[2J"]}, [r"adapted here: '\x1b[2J', 'lm_head'"]),
         ({"layers_to_transform": [0]}, ["has model.layers.1.self_attn.q_proj"]),
@@ -77,7 +77,7 @@ def test_the_verdict_names_the_largest_rank_and_the_widest_dtype() -> None:
             {"exclude_modules": ["0.self_attn.v_proj"], "\x1b": 1},
             [r"not used: '\x1b'", "has model.layers.0.self_attn.v_proj"],
         ),
-        ({"rank_pattern": {"(?i:q)_proj": 4, "k_proj": 4}}, ["'(?i:q)_proj'", "matches: 'k_proj'"]),
+        ({"rank_pattern": {"(?i:q)_proj": 4, "k_proj": 4}}, ["'(?i:q)_proj'", "the file: 'k_proj'"]),
     ],
 )
 def test_the_tensors_are_served_and_a_configuration_that_says_otherwise_is_a_warning(
@@ -215,9 +215,9 @@ LLAMA, QWEN = ["Llama-3.1-8B-Instruct"], ["qwen", "hf:Qwen/Qwen2.5-7B"]
         ("Qwen/Qwen2.5-7B-GPTQ-Int4", QWEN, "taken for Qwen2.5-7B / qwen"),
         ("/root/.cache/modelscope/hub/models/Qwen/Qwen2___5-7B", QWEN, "taken for Qwen"),
         ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-7B/snapshots/d149729398750b98/", QWEN, "taken for Qwen"),
-        ("/content/drive/MyDrive/checkpoints", QWEN, "a folder that says no model"),
-        ("./base", QWEN, "a folder that says no model"),
-        (r"C:\Users\me\model", QWEN, "a folder that says no model"),
+        ("/content/drive/MyDrive/checkpoints", QWEN, "a folder without a model"),
+        ("./base", QWEN, "a folder without a model"),
+        (r"C:\Users\me\model", QWEN, "a folder without a model"),
     ],
 )
 def test_the_base_is_known_by_the_last_part_of_its_name_whatever_its_weights_were_made_into(

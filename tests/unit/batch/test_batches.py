@@ -154,7 +154,7 @@ def test_a_line_given_back_again_and_again_waits_longer_each_time() -> None:
             effects = world.do(TICK)
         pauses.append(world.now - before)
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert world.machine.counters == LineCounters(given=10, retried=0, released=9, lost=0)
+    assert world.machine.counters == LineCounters(sent=10, retried=0, released=9, lost=0)
 
 
 @pytest.mark.parametrize(("status", "pauses_s"), [(429, (2, 4)), (500, (2, 4)), (503, (2, 4)), (404, ())])
@@ -171,7 +171,7 @@ def test_a_line_that_may_succeed_later_is_tried_three_times_and_a_refused_one_on
     assert world.answer("b1", 1, status) == [StoreResult(result("b1", 1, status))]
     world.do(LinesStored([("b1", 1)]))
     tries = len(pauses_s)
-    assert world.machine.counters == LineCounters(given=tries + 1, retried=tries, released=0, lost=0)
+    assert world.machine.counters == LineCounters(sent=tries + 1, retried=tries, released=0, lost=0)
 
 
 def test_a_line_that_ends_every_gateway_fails() -> None:
@@ -185,7 +185,7 @@ def test_a_line_that_ends_every_gateway_fails() -> None:
         assert given_lines(effects) == [("b1", 1)]
         stored = [effect for effect in world.do(Closed(peer(), "killed")) if isinstance(effect, StoreResult)]
     assert stored == [StoreResult(LineFailed("b1", 1, "gateway_lost", "10 gateways were lost while they ran the line"))]
-    assert world.machine.counters == LineCounters(given=10, retried=0, released=0, lost=10)
+    assert world.machine.counters == LineCounters(sent=10, retried=0, released=0, lost=10)
 
 
 def test_a_cancelled_batch_ends_once_the_store_has_what_was_on_its_way() -> None:

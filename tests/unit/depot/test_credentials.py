@@ -90,7 +90,7 @@ def test_without_secrets_every_reference_is_refused() -> None:
     assert "--secrets" in error.message
 
 
-UNUSABLE = "Secret team/s: its key 'token' is empty, too long, or holds signs that no credential has"
+UNUSABLE = "Secret team/s: its key 'token' is empty, too long, or holds characters not allowed in credentials"
 CONTENTS = st.dictionaries(st.text(max_size=5), st.binary(max_size=8), max_size=4)
 
 

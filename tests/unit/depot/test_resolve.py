@@ -155,7 +155,7 @@ def test_a_token_that_an_adapters_template_writes_is_one_of_the_base_or_there_is
     *_, first, second, third, more = verdict["warnings"]
     written = [warning.partition(" writes ")[2].partition(",")[0] for warning in (first, second, third)]
     assert written == ["'<eos>'", "'<|im_end|>'", "'<|im_start|>'"], "beside what is said of the end"
-    assert "id: '<|unused|>';" in more, "a prompt may write it; none has the padding"
+    assert "ids: '<|unused|>';" in more, "a prompt may write it; none has the padding"
     bench.check()
 
 
@@ -239,7 +239,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], dict[str, str], list[str]]] = {
         {"base_model_name_or_path": "/mnt/models/base"},
         {**CHAT, **dict.fromkeys(TRAINERS_STATE, ""), "training_loss.png": "", "global_step9/zero_pp_rank_0.pt": "",
          "latest": "global_step9", "zero_to_fp32.py": "raise"},
-        ["trained on '/mnt/models/base', a folder that says no model: taken for the base, whose shapes it has"],
+        ["trained on '/mnt/models/base', a folder without a model's name: taken for the base by its shapes"],
     ),
     "ms-swift": (
         {"base_model_name_or_path": "/root/.cache/modelscope/hub/models/org/tiny", "target_modules": QV,
@@ -271,7 +271,7 @@ def test_a_folder_is_taken_as_training_writes_it(bench: Bench, trainer: str) -> 
 @pytest.mark.parametrize(
     ("files", "reason", "says"),
     [
-        (("training_args.bin", "checkpoint-9/adapter_config.json"), Reason.MISSING_FILE, "such as checkpoint-500"),
+        (("training_args.bin", "checkpoint-9/adapter_config.json"), Reason.MISSING_FILE, "for example checkpoint-500"),
         (
             ("adapter_config.json", "adapters.safetensors", "0000100_adapters.safetensors"),
             Reason.MISSING_FILE,

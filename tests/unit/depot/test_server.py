@@ -147,7 +147,7 @@ async def test_after_a_429_a_source_gets_no_request_of_that_namespace_until_retr
         for uri in ("hf:org/lora", "hf:org/other"):
             found = await served.resolve({**body, "uri": uri})
             assert (found["reason"], found["retryAfterSeconds"]) == ("SourceUnreachable", 18)
-            assert "asked to wait, for another 18 s" in found["message"]
+            assert "asked to wait for 18 s more" in found["message"]
         assert len(hub.seen) == asked
         assert "retryAfterSeconds" not in await served.resolve({**body, "namespace": "globex"})
         assert len(hub.seen) > asked, "another namespace may have another token"

@@ -1,5 +1,5 @@
 # pyright: reportUnusedImport=false
-"""The pure part: which line runs next and when a batch ends, what a line of an input file means.
+"""The pure part: the next line to run, the end of a batch, and the meaning of an input line.
 
 Other packages import these names from here and nothing else: the modules of this package may change.
 """

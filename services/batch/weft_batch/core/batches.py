@@ -1,16 +1,16 @@
-"""The machine of batches: which line runs where and when, what an answer means for it, when a batch ends.
+"""The machine of batches: when and where a line runs, the effect of an answer, and the end of a batch.
 
-A line is waiting, at a gateway, on its way to the store, or finished. Only what the store has is finished; everything
-else is known from the store and the input alone after a restart, when lines at gateways are waiting again.
+A line is waiting, at a gateway, on its way to the store, or finished. Only stored lines are finished. After a restart
+everything else follows from the store and the input, and lines at gateways are waiting again.
 
-Lines are given to the gateway with the most room, while it has room and fewer than `lines_in_flight` are out in all.
-Namespaces take turns; of one namespace the oldest batch with a line that may run goes first, its lines in their order.
-A line that its gateway gives back, or that is lost with its gateway's stream, waits again: at once the first time, then
-with pauses that double. An answer of 429 or 5xx is tried again as well, `TRIES` times in all; any other answer, and the
-last of these, is the line's result.
+Lines go to the gateway with the most room, while it has room and fewer than `lines_in_flight` are out in total.
+Namespaces take turns. Within a namespace the oldest batch with a runnable line goes first, and its lines in order. A
+line released by its gateway, or lost with its gateway's stream, waits again: at first without a pause, then with
+doubling pauses. An answer of 429 or 5xx is also tried again, `TRIES` times in all. Any other answer, and the last of
+these, is the line's result.
 
-A batch ends when all its lines are finished, when it is cancelled, or when its window is over; then nothing more of it
-is given out, what is at gateways is cancelled, and once the store has what was on its way, its files are written.
+A batch ends when all its lines are finished, when it is cancelled, or when its window is over. Then no more lines are
+sent, and lines at gateways are cancelled. Once the store has the results on their way, its files are written.
 """
 
 import heapq
@@ -22,19 +22,19 @@ from weft.domain.batch import BatchStatus, CancelLines, LineEnds, LineResult, Li
 from weft.domain.machine import Closed, Connected, Peer, Received, Send, Tick
 from weft.domain.timers import TimerQueue
 
-TRIES = 3  # of a line that is answered by 429 or 5xx
-LOSSES = 10  # of a line's gateway: one that ends every gateway must not do so for a day
+TRIES = 3  # of a line answered by 429 or 5xx
+LOSSES = 10  # of gateways by a line: a line that crashes every gateway must not do so for a day
 PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 RETRY_S = 2.0  # after the first answer of 429 or 5xx
-MAX_WAITING = 1_000  # lines of a batch that wait again; at that, none that is new is given out
-MAX_STORING_BYTES = 64 << 20  # answers on their way to the store; at that, nothing is given out
+MAX_WAITING = 1_000  # lines of a batch that wait again; at this limit no new line is sent
+MAX_STORING_BYTES = 64 << 20  # answers on their way to the store; at this limit no line is sent
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A batch that has not ended. Without a total its input is still to be read; with an ending it only ends.
+    """An unfinished batch. Without a total its input is still to be read. With an ending it only has to end.
 
-    `order`: older batches have lower ones. `expires_s`: on the machine's clock.
+    `order`: lower for older batches. `expires_s`: on the machine's clock.
     """
 
     batch_id: str
@@ -46,7 +46,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """The input of a batch is read: lines 1..total, of which some are finished already."""
+    """The input of a batch is read: lines 1..total, some already finished."""
 
     batch_id: str
     total: int
@@ -55,35 +55,35 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """The tenant does not want the rest of a batch."""
+    """The tenant cancels the rest of a batch."""
 
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class LinesStored:
-    """The store has these lines' results."""
+    """The store has received the results of some lines."""
 
     lines: Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchGone:
-    """A batch has ended: its files are written, or its input was no good."""
+    """A batch has ended: its files are written, or its input was invalid."""
 
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Validate:
-    """Read this batch's input."""
+    """Read the input of a batch."""
 
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """Send this line to that gateway; if it cannot be read now, the gateway releases it."""
+    """Send a line to a gateway. If it cannot be read now, the gateway releases it."""
 
     peer: Peer
     batch_id: str
@@ -102,14 +102,14 @@ class LineFailed:
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """Make this durable, then report it with LinesStored."""
+    """Make a result durable, then report it with LinesStored."""
 
     result: LineResult | LineFailed
 
 
 @dataclass(frozen=True, slots=True)
 class Finalize:
-    """Write this batch's files; it will be `ending`."""
+    """Write a batch's files. Its status will be `ending`."""
 
     batch_id: str
     ending: BatchStatus
@@ -121,9 +121,9 @@ Effect = Validate | Give | Send | StoreResult | Finalize
 
 @dataclass(slots=True)
 class LineCounters:
-    """Counts of what has happened since the process started."""
+    """Counts of events since the process started."""
 
-    given: int = 0
+    sent: int = 0
     retried: int = 0
     released: int = 0
     lost: int = 0
@@ -131,7 +131,7 @@ class LineCounters:
 
 @dataclass(slots=True)
 class NamespaceFigures:
-    """The open batches of a namespace, and where the unfinished lines are of those whose input is read."""
+    """The open batches of a namespace, and the places of their unfinished lines if their input is read."""
 
     batches: int = 0
     waiting: int = 0
@@ -141,22 +141,22 @@ class NamespaceFigures:
 
 @dataclass(slots=True)
 class _History:
-    """The history of a line that was given out before, and has no result."""
+    """The history of a line that ran before and has no result."""
 
     failures: int = 0
     losses: int = 0
-    pause_s: float = 0.0  # before it runs again, once it comes back
+    pause_s: float = 0.0  # before it runs again
 
 
 @dataclass(slots=True)
 class _Book:
-    """A batch. Lines below `cursor` that are in none of the other places are finished."""
+    """A batch. Lines below `cursor` outside of the other places are finished."""
 
     batch_id: str
     namespace: str
     order: tuple[int, str]
     ending: BatchStatus | None = None
-    total: int | None = None  # None: its input is being read
+    total: int | None = None  # None: the input is being read
     finished: bytearray = field(default_factory=bytearray)  # by line; [0] is not used
     finished_lines: int = 0
     cursor: int = 1
@@ -174,10 +174,10 @@ class _Book:
         return self.cursor <= self.total and len(self.back) < MAX_WAITING
 
     def take(self, now: float) -> int:
-        """Take a line that may run: one that waits again before a new one."""
+        """Take a runnable line: a line that waits again before a new line."""
         if self.back and self.back[0][0] <= now:
             return heapq.heappop(self.back)[1]
-        assert self.has_new(), "a batch without a line that may run"
+        assert self.has_new(), "a batch without a runnable line"
         self.cursor += 1
         return self.cursor - 1
 
@@ -193,13 +193,13 @@ class _Gateway:
 
 
 class Batches:
-    """The machine of batches, as the module's text describes it."""
+    """The machine of batches, as described in the module's text."""
 
     def __init__(self, *, lines_in_flight: int) -> None:
         self._limit = lines_in_flight
         self._books: dict[str, _Book] = {}
         self._gateways: dict[Peer, _Gateway] = {}
-        self._ready: OrderedDict[str, set[str]] = OrderedDict()  # namespace: batches with a line that may run
+        self._ready: OrderedDict[str, set[str]] = OrderedDict()  # namespace: batches with a runnable line
         self._timers: TimerQueue[tuple[str, str]] = TimerQueue()  # ("expire" | "wait", batch)
         self._out = self._storing_bytes = 0
         self.counters = LineCounters()
@@ -236,23 +236,23 @@ class Batches:
         return self._timers.next()
 
     def is_at(self, peer: Peer, batch_id: str, line: int) -> bool:
-        """Whether that gateway has the line, or is to get it."""
+        """Return whether a gateway has the line, or is to get it."""
         return (batch_id, line) in gateway.flying if (gateway := self._gateways.get(peer)) else False
 
     def gateways(self) -> int:
         return len(self._gateways)
 
     def namespaces(self) -> dict[str, NamespaceFigures]:
-        found: defaultdict[str, NamespaceFigures] = defaultdict(NamespaceFigures)
+        by_namespace: defaultdict[str, NamespaceFigures] = defaultdict(NamespaceFigures)
         for book in self._books.values():
-            figures = found[book.namespace]
+            figures = by_namespace[book.namespace]
             figures.batches += 1
             if book.total is not None and book.ending is None:
                 flying, storing = len(book.flying), len(book.storing)
                 figures.waiting += book.total - book.finished_lines - flying - storing
                 figures.running += flying
                 figures.storing += storing
-        return found
+        return by_namespace
 
     # ------------------------------------------------------------------------------------------ batches
 
@@ -262,7 +262,7 @@ class Batches:
         book = self._books[event.batch_id] = _Book(event.batch_id, event.namespace, event.order)
         if event.ending is not None:
             self._end(book, event.ending, effects)
-            self._settle(book, effects, known=True)
+            self._settle(book, effects, unread=True)
             return
         self._timers.set(("expire", book.batch_id), event.expires_s)
         effects.append(Validate(book.batch_id))
@@ -278,12 +278,12 @@ class Batches:
         self._refresh(book, now)
 
     def _end(self, book: _Book, ending: BatchStatus, effects: list[Effect]) -> None:
-        """End a batch: nothing more of it runs. Its files are written once nothing of it is on its way to the store."""
+        """End a batch: no more lines run. Its files are written once its results on their way are stored."""
         if book.ending is not None:
             return
         book.ending = ending
-        for what in ("expire", "wait"):
-            self._timers.clear((what, book.batch_id))
+        for timer in ("expire", "wait"):
+            self._timers.clear((timer, book.batch_id))
         cancelled: defaultdict[Peer, list[int]] = defaultdict(list)
         for line, peer in book.flying.items():
             self._gateways[peer].flying.discard((book.batch_id, line))
@@ -295,10 +295,10 @@ class Batches:
         self._unready(book)
         self._settle(book, effects)
 
-    def _settle(self, book: _Book, effects: list[Effect], *, known: bool = False) -> None:
-        """Order a batch's files where nothing of it is left to wait for. `known`: an ending whose input needs no
-        reading."""
-        if book.finalized or book.storing or (book.total is None and not known):
+    def _settle(self, book: _Book, effects: list[Effect], *, unread: bool = False) -> None:
+        """Order a batch's files if nothing of it is left to wait for. `unread`: an ending without a read of the
+        input."""
+        if book.finalized or book.storing or (book.total is None and not unread):
             return
         complete = book.total is not None and book.finished_lines == book.total
         if complete and book.ending in (None, BatchStatus.EXPIRED):
@@ -309,14 +309,14 @@ class Batches:
 
     def _drop(self, batch_id: str) -> None:
         book = self._books.pop(batch_id, None)
-        assert book is None or book.finalized or book.total is None, "a batch that is gone has ended, or never began"
-        for what in ("expire", "wait"):
-            self._timers.clear((what, batch_id))
+        assert book is None or book.finalized or book.total is None, "a dropped batch has ended, or never began"
+        for timer in ("expire", "wait"):
+            self._timers.clear((timer, batch_id))
 
     def _due(self, now: float, effects: list[Effect]) -> None:
         while (key := self._timers.take_due(now)) is not None:
-            what, batch_id = key
-            if what == "expire":
+            timer, batch_id = key
+            if timer == "expire":
                 self._end(self._books[batch_id], BatchStatus.EXPIRED, effects)
             else:
                 self._refresh(self._books[batch_id], now)
@@ -340,7 +340,7 @@ class Batches:
                 raise AssertionError(f"a gateway does not send {type(message).__name__}")
 
     def _remove_line(self, peer: Peer, batch_id: str, line: int) -> _Book | None:
-        """Take the line off that gateway. Returns its batch; None: it was not there, or its batch has ended."""
+        """Remove the line from a gateway. Return its batch; None: it was not there, or its batch has ended."""
         book = self._books.get(batch_id)
         if book is None or book.flying.get(line) != peer:
             return None
@@ -377,33 +377,33 @@ class Batches:
             self._settle(book, effects)
 
     def _lose_gateway(self, peer: Peer, now: float, effects: list[Effect]) -> None:
-        """Let what a gateway had wait again: its stream is over."""
+        """Let the lines of a gateway wait again, since its stream is over."""
         for batch_id, line in sorted(self._gateways[peer].flying):
             book = self._remove_line(peer, batch_id, line)
-            assert book is not None, "a gateway's lines are those of its batches"
+            assert book is not None, "a line of a gateway belongs to no batch"
             self.counters.lost += 1
             history = book.history.setdefault(line, _History())
             history.losses += 1
             if history.losses >= LOSSES:
-                why = f"{LOSSES} gateways were lost while they ran the line"
-                self._store(book, line, LineFailed(batch_id, line, "gateway_lost", why), len(why), effects)
+                reason = f"{LOSSES} gateways were lost while they ran the line"
+                self._store(book, line, LineFailed(batch_id, line, "gateway_lost", reason), len(reason), effects)
             else:
                 self._wait_again(book, line, now)
         del self._gateways[peer]
 
     def _wait_again(self, book: _Book, line: int, now: float) -> None:
         history = book.history.setdefault(line, _History())
-        when, history.pause_s = now + history.pause_s, min(max(PAUSE_S, 2 * history.pause_s), MAX_PAUSE_S)
-        self._back_at(book, line, when, now)
+        due_s, history.pause_s = now + history.pause_s, min(max(PAUSE_S, 2 * history.pause_s), MAX_PAUSE_S)
+        self._back_at(book, line, due_s, now)
 
-    def _back_at(self, book: _Book, line: int, when: float, now: float) -> None:
-        heapq.heappush(book.back, (when, line))
+    def _back_at(self, book: _Book, line: int, due_s: float, now: float) -> None:
+        heapq.heappush(book.back, (due_s, line))
         self._refresh(book, now)
 
     # ------------------------------------------------------------------------------------------ whose turn it is
 
     def _refresh(self, book: _Book, now: float) -> None:
-        """Note whether the batch has a line that may run, or when it will."""
+        """Record whether the batch has a runnable line, or the time of the next."""
         due = bool(book.back) and book.back[0][0] <= now
         if book.ending is None and (due or book.has_new()):
             self._ready.setdefault(book.namespace, set()).add(book.batch_id)
@@ -434,7 +434,7 @@ class Batches:
             book.flying[line] = peer
             gateway.flying.add((book.batch_id, line))
             self._out += 1
-            self.counters.given += 1
+            self.counters.sent += 1
             self._refresh(book, now)
             effects.append(Give(peer, book.batch_id, line))
 
@@ -445,7 +445,7 @@ class Batches:
         self.check_turns()
 
     def check_lines(self) -> None:
-        """Check that every line is in one place, and that the sums are those of the places."""
+        """Check that each line has exactly one place. Check the sums against the places."""
         out = stored_bytes = 0
         for book in self._books.values():
             back = [line for _, line in book.back]
@@ -466,13 +466,14 @@ class Batches:
             out += len(book.flying) + len(book.storing)
             stored_bytes += sum(book.storing.values())
         flying = {(book.batch_id, line): peer for book in self._books.values() for line, peer in book.flying.items()}
-        held = {line: peer for peer, gateway in self._gateways.items() for line in gateway.flying}
-        assert flying == held, "batches and gateways disagree on which lines run"
-        assert (out, stored_bytes) == (self._out, self._storing_bytes), "the sums of what is out are wrong"
+        at_gateways = {line: peer for peer, gateway in self._gateways.items() for line in gateway.flying}
+        assert flying == at_gateways, "batches and gateways disagree on the running lines"
+        assert (out, stored_bytes) == (self._out, self._storing_bytes), "the sums of sent lines are wrong"
         assert out <= self._limit, f"{out} lines are out, the limit is {self._limit}"
 
     def check_turns(self) -> None:
-        """Check that a batch has a turn if and only if a line of it may run; one that waits for a time has a timer."""
+        """Check that a batch has a turn if and only if it has a runnable line. Check the timers of lines that wait for
+        a time."""
         ready = {batch_id for batches in self._ready.values() for batch_id in batches}
         assert all(self._ready.values()), "a namespace without a batch has a turn"
         for book in self._books.values():

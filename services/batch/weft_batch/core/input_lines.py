@@ -1,9 +1,9 @@
-"""Lines of an input file: JSON objects {custom_id, method, url, body}, judged one at a time.
+"""Lines of an input file: JSON objects {custom_id, method, url, body}, judged separately.
 
-A line that cannot run fails alone, with the codes of OpenAI's API. What fails the whole batch: no line at all, no line
-that can run, more lines than the quota, more empty lines than `MAX_BLANK_LINES`. Empty lines have no number.
+An unrunnable line fails by itself, with the codes of OpenAI's API. The batch fails if the file has no line, no runnable
+line, more lines than the quota, or more empty lines than `MAX_BLANK_LINES`. Empty lines have no number.
 
-Memory: a line, and 16 bytes of hash for each custom_id; ids that differ share a hash with a probability of 2^-94 in a
+Memory: a line, and 16 bytes of hash for each custom_id. Different ids share a hash with a probability of 2^-94 in a
 file of 100,000 lines.
 """
 
@@ -23,7 +23,7 @@ BLOCK_BYTES = 256 << 10
 _MARK = struct.Struct("<IQ")
 
 MAX_CUSTOM_ID = 512  # characters
-MAX_BLANK_LINES = 10_000  # of a file: they cost time, and no bound of lines counts them
+MAX_BLANK_LINES = 10_000  # of a file: they cost time, and the limit of lines does not count them
 _BLANKS = re.compile(rb"(?:\r?\n)++")
 BOM = b"\xef\xbb\xbf"
 COMPRESSED = {
@@ -37,11 +37,11 @@ COMPRESSED = {
 
 
 class LineIndex:
-    """An index of where lines begin in a file: any line is found by reading one block of `BLOCK_BYTES`.
+    """An index of line starts in a file: any line is found by a read of one block of `BLOCK_BYTES`.
 
-    A mark is a line's number (from 1), and an offset at or before its first byte, with only empty lines between. 12
-    bytes each, 10 KB for 200 MB of lines. The index grows while the file is read; its last mark is the end: one line
-    behind the last, and the file's length.
+    A mark is a line's number (from 1), and an offset at or before its first byte, with only empty lines in between. A
+    mark has 12 bytes, and 200 MB of lines take 10 KB. The index grows while the file is read. Its last mark is the end:
+    the line number after the last line, and the file's length.
     """
 
     def __init__(self) -> None:
@@ -49,20 +49,20 @@ class LineIndex:
         self._offsets: list[int] = []
 
     def add(self, line: int, offset: int, *, blanks: int = 0, alone: bool = False) -> None:
-        """Note that a line begins at `offset`, behind as many bytes of empty lines as `blanks`.
+        """Record that a line begins at `offset`, after `blanks` bytes of empty lines.
 
-        The note is kept if the last mark is a block away; `alone`: in any case.
+        The mark is kept if the last mark is a block away, or with `alone`.
         """
         if alone or not self._offsets or offset + blanks - self._offsets[-1] >= BLOCK_BYTES:
             self.mark(line, offset)
 
     def mark(self, line: int, offset: int) -> None:
-        """Keep this mark."""
+        """Append a mark."""
         self._lines.append(line)
         self._offsets.append(offset)
 
     def block(self, line: int) -> tuple[int, int, int]:
-        """Find (first line, its offset, end offset) of the block that holds a line."""
+        """Return (first line, its offset, end offset) of the block with a line."""
         at = bisect_right(self._lines, line) - 1
         assert 0 <= at < len(self._lines) - 1, f"line {line} is not in the file"
         return self._lines[at], self._offsets[at], self._offsets[at + 1]
@@ -72,9 +72,9 @@ class LineIndex:
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> "LineIndex":
-        """Read an index. Raises ValueError."""
+        """Parse an index. Raises ValueError."""
         if len(packed) % _MARK.size:
-            raise ValueError(f"{len(packed)} bytes are no marks")
+            raise ValueError(f"{len(packed)} bytes are not a sequence of marks")
         index = cls()
         for line, offset in _MARK.iter_unpack(packed):
             index.mark(line, offset)
@@ -83,7 +83,7 @@ class LineIndex:
 
 @dataclass(frozen=True, slots=True)
 class GoodLine:
-    """A line that can run. `body`: JSON of the request."""
+    """A runnable line. `body`: JSON of the request."""
 
     custom_id: str
     body: bytes
@@ -91,7 +91,7 @@ class GoodLine:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that cannot run. `custom_id`: None where it has none."""
+    """An unrunnable line. `custom_id`: None if it has none."""
 
     custom_id: str | None
     code: str
@@ -100,37 +100,37 @@ class BadLine:
 
 
 def compression(start: bytes) -> str | None:
-    """Recognise what a file that begins so is packed with; None: it may be text."""
+    """Return the compression format of a file from its first bytes. None: it may be text."""
     return next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
 
 
 def read_line(raw: bytes, endpoint: str, max_line_bytes: int) -> GoodLine | BadLine:
-    """Read one line, without its line end."""
+    """Parse a line, without its line end."""
     if len(raw) > max_line_bytes:
         return BadLine(None, "line_too_long", f"the line is longer than {max_line_bytes} bytes")
     if too_many_containers(raw):
         message = f"expected at most {MAX_CONTAINERS} arrays and objects; each [ and {{ counts, also inside of texts"
         return BadLine(None, "too_many_values", message)
     try:
-        given = parse_object(raw, max_bytes=max_line_bytes)
+        record = parse_object(raw, max_bytes=max_line_bytes)
     except JsonError as error:
         return BadLine(None, "invalid_json_line", f"the line is not a JSON object: {error}")
-    custom_id = given.get("custom_id")
+    custom_id = record.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        return BadLine(None, "missing_required_parameter", "custom_id has to be a text that is not empty", "custom_id")
+        return BadLine(None, "missing_required_parameter", "custom_id must be a non-empty string", "custom_id")
     if len(custom_id) > MAX_CUSTOM_ID:
-        why = f"custom_id has {len(custom_id)} characters, at most {MAX_CUSTOM_ID} are allowed"
-        return BadLine(custom_id[:MAX_CUSTOM_ID], "invalid_custom_id", why, "custom_id")
-    return _request(custom_id, given, endpoint)
+        reason = f"custom_id has {len(custom_id)} characters, at most {MAX_CUSTOM_ID} are allowed"
+        return BadLine(custom_id[:MAX_CUSTOM_ID], "invalid_custom_id", reason, "custom_id")
+    return _request(custom_id, record, endpoint)
 
 
-def _request(custom_id: str, given: JsonObject, endpoint: str) -> GoodLine | BadLine:
-    if given.get("method") != "POST":
-        return BadLine(custom_id, "invalid_method", f"method is {quoted(given.get('method'))}, not 'POST'", "method")
-    if given.get("url") != endpoint:
-        why = f"url is {quoted(given.get('url'))}, the batch's endpoint is {endpoint!r}"
-        return BadLine(custom_id, "invalid_url", why, "url")
-    body = given.get("body")
+def _request(custom_id: str, record: JsonObject, endpoint: str) -> GoodLine | BadLine:
+    if record.get("method") != "POST":
+        return BadLine(custom_id, "invalid_method", f"method is {quoted(record.get('method'))}, not 'POST'", "method")
+    if record.get("url") != endpoint:
+        reason = f"url is {quoted(record.get('url'))}, the batch's endpoint is {endpoint!r}"
+        return BadLine(custom_id, "invalid_url", reason, "url")
+    body = record.get("body")
     if not isinstance(body, dict):
         return BadLine(custom_id, "missing_required_parameter", "body has to be an object", "body")
     if not isinstance(body.get("model"), str) or not body["model"]:  # pyright: ignore[reportUnknownMemberType]
@@ -138,14 +138,14 @@ def _request(custom_id: str, given: JsonObject, endpoint: str) -> GoodLine | Bad
     try:
         return GoodLine(custom_id, json.dumps(body, ensure_ascii=False, allow_nan=False).encode())
     except ValueError:  # 1e999 is read as infinity
-        return BadLine(custom_id, "invalid_json_line", "body holds a number that is too large", "body")
+        return BadLine(custom_id, "invalid_json_line", "body holds too large a number", "body")
 
 
 class LineSplitter:
     """A splitter of blocks of bytes into lines, numbered from `first`, without line ends. Empty lines have no number.
 
-    A line longer than `max_line_bytes` comes with one byte more than that, not whole. Beyond `max_blank_lines` empty
-    lines nothing more is read.
+    A line longer than `max_line_bytes` is cut one byte after this length. After `max_blank_lines` empty lines the rest
+    is not read.
     """
 
     def __init__(
@@ -155,15 +155,15 @@ class LineSplitter:
         self.next_line = first
         self.blank_lines = 0
         self.index = LineIndex()
-        self._rest = b""  # of the line whose end has not come; at most `_keep` bytes of it
-        self._line_at = self._read = offset  # where that line begins, how far the file is read
+        self._rest = b""  # start of the current line; at most `_keep` bytes
+        self._line_at = self._read = offset  # offset of the current line, offset of the reader
 
     @property
     def too_many_blank_lines(self) -> bool:
         return self.blank_lines > self._max_blank_lines
 
     def feed(self, block: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines that end in this block."""
+        """Yield the lines ending in this block."""
         start, at = 0, self._read
         self._read += len(block)
         while not self.too_many_blank_lines and (end := block.find(b"\n", start)) >= 0:
@@ -197,7 +197,7 @@ class LineSplitter:
 
 
 class InputReader:
-    """Judges an input file that comes in blocks. `feed` each, then `finish`; afterwards `failure()` and `total`."""
+    """A judge of an input file in blocks. `feed` each block, then `finish`. Then `failure()` and `total` are valid."""
 
     def __init__(
         self, endpoint: str, *, max_lines: int, max_line_bytes: int, max_blank_lines: int = MAX_BLANK_LINES
@@ -216,23 +216,23 @@ class InputReader:
 
     @property
     def too_many(self) -> bool:
-        """Whether the file has too many lines or empty lines: the rest of it means nothing."""
+        """Whether the file has too many lines or empty lines. The rest of it is ignored."""
         return self._too_many or self._lines.too_many_blank_lines
 
     def feed(self, block: bytes) -> Iterator[tuple[int, BadLine]]:
-        """Yield the bad lines that end in this block, with their numbers."""
+        """Yield the bad lines ending in this block, with their numbers."""
         return self._judged(self._lines.feed(block))
 
     def finish(self) -> Iterator[tuple[int, BadLine]]:
-        """Yield the last line, where it is a bad one."""
+        """Yield the last line if it is bad."""
         yield from self._judged(self._lines.finish())
         self._ids = {}
 
     def failure(self) -> list[BatchError]:
-        """Explain why no line runs; empty: lines run."""
+        """Return the reasons if no line can run; empty: lines can run."""
         if self._too_many:
-            why = f"the file has more than {self._max_lines} lines"
-            return [BatchError("too_many_lines", why, self._max_lines + 1)]
+            reason = f"the file has more than {self._max_lines} lines"
+            return [BatchError("too_many_lines", reason, self._max_lines + 1)]
         if self._lines.too_many_blank_lines:
             message = f"the file has more than {self._max_blank_lines} empty lines; remove them"
             return [BatchError("too_many_blank_lines", message, self._lines.next_line)]
@@ -255,11 +255,11 @@ class InputReader:
             yield line, read
 
     def _unique(self, line: int, read: GoodLine | BadLine) -> GoodLine | BadLine:
-        """Refuse the later of two lines with one custom_id."""
+        """Refuse the later of two lines with the same custom_id."""
         if read.custom_id is None:
             return read
         earlier = self._ids.setdefault(blake2b(read.custom_id.encode(), digest_size=16).digest(), line)
         if earlier == line or isinstance(read, BadLine):
             return read
-        why = f"custom_id {quoted(read.custom_id)} is already that of line {earlier}"
-        return BadLine(read.custom_id, "duplicate_custom_id", why, "custom_id")
+        reason = f"custom_id {quoted(read.custom_id)} is already in use by line {earlier}"
+        return BadLine(read.custom_id, "duplicate_custom_id", reason, "custom_id")

@@ -1,9 +1,10 @@
-"""A queue that is fair to hosts and owners: a host that hangs delays nothing but its own jobs, and an owner's hosts
-only the owner.
+"""A queue that is fair to hosts and owners: a hanging host delays only its jobs, and an owner's hosts delay only the
+owner.
 
-A job belongs to a host (a share, a claim, a service that may hang as one) and to an owner (a namespace) on it. At most
-`total` jobs run, at most `per_host` of one host and as many of one owner, at most `per_owner` of one owner on one host.
-Hosts take turns, the owners of a host take turns, the jobs of an owner run in their order. One loop owns it.
+A job belongs to a host (a share, a claim, a service, which hangs as a unit) and to an owner (a namespace) on it. At
+most `total` jobs run. At most `per_host` jobs run of a host, and as many of an owner. At most `per_owner` jobs run of
+an owner on a host. Hosts take turns, the owners of a host take turns, and the jobs of an owner run in order. A single
+loop owns it.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -14,7 +15,7 @@ Job = TypeVar("Job")
 
 
 class QueueKey(NamedTuple):
-    """The host and the owner that a job belongs to."""
+    """The host and the owner of a job."""
 
     host: str
     owner: str
@@ -33,7 +34,7 @@ class ConcurrencyLimits:
 
 
 class FairQueue(Generic[Job]):
-    """The jobs that wait, and how many run for each key."""
+    """The waiting jobs, and the number of running jobs for each key."""
 
     def __init__(self, limits: ConcurrencyLimits) -> None:
         self._limits = limits
@@ -52,20 +53,20 @@ class FairQueue(Generic[Job]):
         self._waiting_owners[key.owner] += 1
 
     def end(self, key: QueueKey) -> None:
-        """End one job of this key."""
+        """End a job of this key."""
         assert self._running[key] > 0, "ended, but not started"
         self._running -= Counter((key,))
         self._hosts -= Counter((key.host,))
         self._owners -= Counter((key.owner,))
 
     def start(self) -> tuple[QueueKey, Job] | None:
-        """Start the next job that may run; None when none waits, or none of those that wait may run."""
+        """Start the next runnable job. Return None if no waiting job may run."""
         key = self._next()
         if key is None:
             return None
         owners = self._waiting[key.host]
         job = owners[key.owner].popleft()
-        # The owner had its turn, and the host: both go to the end of their lines, or leave them.
+        # The owner and the host had their turn: both go to the end of their lines, or leave them.
         if owners[key.owner]:
             owners.move_to_end(key.owner)
         else:
@@ -84,7 +85,7 @@ class FairQueue(Generic[Job]):
 
     def _next(self) -> QueueKey | None:
         if self.running >= self._limits.total or not any(map(self._may_run_more, self._waiting_owners)):
-            return None  # without a look at each host of an owner that has its share: it may have thousands
+            return None  # saves a look at each host of an owner with its full share: it may have thousands
         for host, owners in self._waiting.items():
             if self._hosts[host] >= self._limits.per_host:
                 continue
@@ -97,11 +98,11 @@ class FairQueue(Generic[Job]):
         return self._owners[owner] < self._limits.per_host
 
     def check_queue(self) -> None:
-        """Check that the limits hold, and that the books agree."""
+        """Check the limits and the consistency of all counts."""
         assert self.running <= self._limits.total, "too many run"
         assert all(count <= self._limits.per_host for count in self._hosts.values()), "too many of one host"
         assert all(count <= self._limits.per_host for count in self._owners.values()), "too many of one owner"
-        assert all(count <= self._limits.per_owner for count in self._running.values()), "too many of one owner there"
+        assert all(count <= self._limits.per_owner for count in self._running.values()), "too many per owner and host"
         per_host, per_owner = Counter[str](), Counter[str]()
         for key, count in self._running.items():
             per_host[key.host] += count
@@ -111,5 +112,5 @@ class FairQueue(Generic[Job]):
         waiting = Counter[str]()
         for owners in self._waiting.values():
             waiting.update({owner: len(jobs) for owner, jobs in owners.items()})
-        assert waiting == self._waiting_owners, "owners wait for what waits"
+        assert waiting == self._waiting_owners, "the waiting owners do not match the waiting jobs"
         assert all(jobs for owners in self._waiting.values() for jobs in owners.values()), "an empty line"

@@ -1,9 +1,9 @@
 # pyright: reportUnusedImport=false
-"""Credentials by `credentialsRef`: a Secret of the requesting namespace, read by the depot alone.
+"""Credentials by `credentialsRef`: a Secret of the requesting namespace. Only the depot reads it.
 
-A secret's values are in no message, log, URI or signature. What outlives a resolve is its fingerprint, which shows
-whether two reads were made with the same rights. Tests take the names of the modules behind it from here, too: they
-are imported when somebody asks, since Kubernetes's client takes a second.
+A secret's values never appear in a message, log, URI or signature. Only its fingerprint outlives a resolve. It shows
+whether two reads used the same rights. Tests also import the names of the submodules from here. They are imported on
+first use, since Kubernetes's client takes a second.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """The entries of one Secret. `where` names it for people: namespace/name."""
+    """The entries of one Secret. `name` is `namespace/name`, quoted for messages."""
 
-    where: str
+    name: str
     values: Mapping[str, bytes] = field(repr=False)
 
     @property
     def fingerprint(self) -> str:
-        """A text that is equal for equal contents; tokens and keys are too random to be guessed from it."""
+        """A text, equal for equal contents. Tokens and keys are too random to be guessed from it."""
         digest = hashlib.sha256()
         for name, value in sorted(self.values.items()):
             for part in (name.encode(), value):
@@ -43,25 +43,25 @@ class Secret:
         return digest.hexdigest()
 
     def text(self, key: str) -> str | None:
-        """Read one entry, without the blanks and line ends that editors add; None: it is not there.
+        """Read an entry, without the blanks and line ends that editors add. Return None if it is missing.
 
-        The message of a refusal never quotes a value. Raises Refused(SecretInvalid) for what no token or key looks
-        like.
+        The message of a refusal never quotes a value. Raises Refused(SecretInvalid) if the value cannot be a token or
+        key.
         """
         raw = self.values.get(key)
         if raw is None:
             return None
         value = raw.strip()
         if not value or len(value) > MAX_VALUE_BYTES or not value.isascii() or not value.decode().isprintable():
-            raise self.invalid(f"its key {key!r} is empty, too long, or holds signs that no credential has")
+            raise self.invalid(f"its key {key!r} is empty, too long, or holds characters not allowed in credentials")
         return value.decode()
 
-    def invalid(self, why: str) -> Refused:
-        return Refused(Reason.SECRET_INVALID, f"Secret {self.where}: {why}")
+    def invalid(self, reason: str) -> Refused:
+        return Refused(Reason.SECRET_INVALID, f"Secret {self.name}: {reason}")
 
 
 class Secrets(Protocol):
-    """A source of Secrets. Blocks, within a bounded time."""
+    """A source of Secrets. A call blocks, for a bounded time."""
 
     def read(self, namespace: str, name: str) -> Secret:
         """Read a Secret. Raises Refused (SecretMissing, SecretForbidden, SecretInvalid), Unavailable."""
@@ -74,33 +74,34 @@ class NoSecrets:
     def read(self, namespace: str, name: str) -> Secret:
         raise Refused(
             Reason.SECRET_FORBIDDEN,
-            f"Secret {where(namespace, name)} is not read: this depot was started with --secrets none; "
+            f"Secret {quoted_name(namespace, name)} is not read: this depot was started with --secrets none; "
             "remove credentialsRef, or start it with --secrets kubernetes or a folder",
         )
 
 
-def where(namespace: str, name: str) -> str:
-    """Name a Secret for people: `namespace/name`."""
+def quoted_name(namespace: str, name: str) -> str:
+    """Return a Secret's name for messages: `namespace/name`."""
     return quoted(f"{namespace}/{name}", 200).strip("'\"")
 
 
 def check_names(namespace: str, name: str) -> None:
-    """Check that both can be names of a namespace and a Secret: they become paths. Raises Refused(SecretInvalid)."""
+    """Check that both are valid names of a namespace and a Secret, since they become paths. Raises
+    Refused(SecretInvalid)."""
     if not is_namespace(namespace) or not is_object_name(name):
         raise Refused(
             Reason.SECRET_INVALID,
-            f"Secret {where(namespace, name)}: credentialsRef.name is the name of a Secret in the same namespace "
+            f"Secret {quoted_name(namespace, name)}: credentialsRef.name is the name of a Secret in the same namespace "
             "(lower-case letters, digits, '-' and '.')",
         )
 
 
 def is_namespace(text: str) -> bool:
-    """Whether a text is a DNS label (RFC 1123)."""
+    """Return whether a text is a DNS label (RFC 1123)."""
     return bool(_LABEL.fullmatch(text))
 
 
 def is_object_name(text: str) -> bool:
-    """Whether a text is a DNS subdomain (RFC 1123)."""
+    """Return whether a text is a DNS subdomain (RFC 1123)."""
     return bool(_SUBDOMAIN.fullmatch(text)) and ".." not in text
 
 

@@ -1,8 +1,8 @@
 # pyright: reportUnusedImport=false
-"""Sources of artifacts. A scheme is one module here and one line in `weft_depot.main`.
+"""Sources of artifacts. A scheme is a module here and a line in `weft_depot.main`.
 
-Tests take these names from here: the modules behind them may change. What needs a library is imported when somebody
-asks for it, for a scheme that is on; `uploaded` is too, as it needs the depot's own store.
+Tests import names only from here: the submodules may change. Sources with a library are imported on first use, for
+enabled schemes. So is `uploaded`, which needs the depot's store.
 """
 
 from importlib import import_module
@@ -38,7 +38,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a source that needs a library. Raises AttributeError."""
+    """Import a source on first use. Raises AttributeError."""
     for module, names in _LATER.items():
         if name in names.split():
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,4 +1,4 @@
-"""`file:relative/path`: a folder below the root that the depot was started with."""
+"""`file:relative/path`: a folder below the depot's file root."""
 
 import time
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from weft_depot.sources.source import FileFilter, relative_parts
 
 
 class FileSource:
-    """Folders below one root."""
+    """Folders below a root."""
 
     accepted_options: frozenset[str] = frozenset()
     remote = False
 
     def __init__(self, root: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
-        """Take the root. `wall_ns` is the clock of the file system's time stamps."""
+        """Set the root. `wall_ns` is the clock of the file system's time stamps."""
         self._root = Root(root, "the file root", wall_ns)
 
-    def host(self, _: ResolveRequest, /) -> str:  # all files are one host
+    def host(self, _: ResolveRequest, /) -> str:  # all files are on the same host
         return "file"
 
     def open(

@@ -1,9 +1,9 @@
-"""A folder below a root, read without ever leaving it.
+"""A folder below a root, read without ever leaving the root.
 
-Containment: the path has no `..`, no empty part and does not start at `/`; links are resolved first, the result has to
-lie below the root, and it is then opened part by part from the root's descriptor without following any link. So a link
-that changes between check and use leads nowhere. Links that stay below the root work: Hugging Face caches and mounted
-volumes use them.
+Containment: the path has no `..`, no empty part and does not start at `/`. Links are resolved first, and the result has
+to lie below the root. It is then opened part by part from the root's descriptor without following any link. So a link
+changed between check and use leads nowhere. Links below the root work: Hugging Face caches and mounted volumes use
+them.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from weft.domain.text import quoted
 from weft_depot.sources.source import FileFilter, Identity, Marks
 
 MAX_ENTRIES = 10_000
-# A file changed this shortly before its `stat` may change again under the same time stamp.
+# A file changed this recently before its `stat` may change again under the same time stamp.
 RACY_NS = 2_000_000_000
 CTIME = 4  # of an Identity, the last
 
 
 class Root:
-    """A folder below which files may be read. `called` is what messages call it, for example `the file root`."""
+    """A folder with readable files below it. `called` is its name in messages, for example `the file root`."""
 
     def __init__(self, root: Path, called: str, wall_ns: Callable[[], int]) -> None:
-        """Take the folder. `wall_ns` is the clock of the file system's time stamps."""
+        """Set the folder. `wall_ns` is the clock of the file system's time stamps."""
         self._root, self._called, self._wall_ns = Path(os.path.realpath(root)), called, wall_ns
 
     @contextlib.contextmanager
@@ -45,17 +45,17 @@ class Root:
             os.close(fd)
 
     def file(self, folder: Path, name: str) -> BinaryIO:
-        """Open a regular file of a folder, through links that stay below the root."""
+        """Open a regular file of a folder, through links below the root."""
         fd = self._walk(self._resolve(folder / name), os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise Refused(Reason.SOURCE_NOT_FOUND, f"{name} is no regular file")
+            raise Refused(Reason.SOURCE_NOT_FOUND, f"{name} is not a regular file")
         return os.fdopen(fd, "rb")
 
     def _resolve(self, path: Path) -> Path:
-        """Resolve a path below the root to the path it really is, relative to the root."""
+        """Resolve a path below the root to its real path, relative to the root."""
         if not Path(os.path.realpath(self._root / path)).is_relative_to(self._root):
-            raise self._leaves(path)  # before any answer whether there is something
+            raise self._leaves(path)  # before any answer about its existence
         try:
             real = Path(os.path.realpath(self._root / path, strict=True))
         except OSError as error:
@@ -70,7 +70,7 @@ class Root:
         return Refused(Reason.BAD_URI, f"{quoted(str(path), 300)} is a link that leaves {self._called}")
 
     def _walk(self, path: Path, flags: int) -> int:
-        """Open a real path part by part, following nothing; returns a descriptor."""
+        """Open a real path part by part, without following links. Return a descriptor."""
         *folders, last = path.parts or (".",)
         try:
             fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -88,10 +88,10 @@ class Root:
 
 
 class FolderSnapshot:
-    """The plain files of one folder, as they were when it was opened."""
+    """The plain files of a folder, in their state at its opening."""
 
     def __init__(self, root: Root, folder: Path, place: tuple[str, Identity], names: list[str], taken_ns: int) -> None:
-        """Take the folder. `place`: the folder by the path asked for, perhaps with links, and what it was."""
+        """Set the folder. `place`: the requested path of the folder, perhaps with links, and its identity."""
         self._root, self._folder, self._place, self._names, self._taken_ns = root, folder, place, names, taken_ns
         self._identities = self._stat_all()
         self._read: dict[str, Identity] = {}
@@ -100,7 +100,7 @@ class FolderSnapshot:
 
     @property
     def signature(self) -> str | None:
-        """The size, times and inode of every file; None while one of them is too young to distinguish two edits."""
+        """The size, times and inode of every file. None while a file is too young to distinguish two edits."""
         if any(map(self._is_young, self._identities.values())):
             return None
         return hashlib.sha256(repr(sorted(self._identities.items())).encode()).hexdigest()
@@ -119,9 +119,9 @@ class FolderSnapshot:
         return file
 
     def unchanged(self, but_links: bool = False, /) -> bool:
-        """Whether whatever was opened is still the file it was when the folder was listed.
+        """Return whether every opened file is unchanged since the folder was listed.
 
-        A change of links, owner or mode is a new ctime, as a write is that sets the old mtime afterwards.
+        A change of links, owner or mode gives a new ctime, as does a write that sets the old mtime afterwards.
         """
         compared = slice(CTIME) if but_links else slice(None)
         try:
@@ -134,22 +134,22 @@ class FolderSnapshot:
         return max(identity[3:]) > self._taken_ns - RACY_NS
 
     def _stat_all(self) -> dict[str, Identity]:
-        found: dict[str, Identity] = {}
+        identities: dict[str, Identity] = {}
         for name in self._names:
             with self._root.file(self._folder, name) as file:
-                found[name] = _identity(file)
-        return found
+                identities[name] = _identity(file)
+        return identities
 
 
 def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
-    """List plain names in a folder that are files or links; folders and special files are not part of an artifact."""
+    """List plain names of files and links in a folder. Folders and special files are not part of an artifact."""
     names: list[str] = []
     with os.scandir(fd) as entries:
         for number, entry in enumerate(entries):
             if number >= MAX_ENTRIES:
                 raise Refused(Reason.TOO_LARGE, f"{uri[:200]} holds more than {MAX_ENTRIES} entries")
-            wanted = file_filter(entry.name) and is_file_name(entry.name)
-            if wanted and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+            is_selected = file_filter(entry.name) and is_file_name(entry.name)
+            if is_selected and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
                 names.append(entry.name)
     if file_filter(NAMED_FILE) and _is_file_below(fd, NAMED_FILE):
         names.append(NAMED_FILE)
@@ -157,7 +157,7 @@ def _list(fd: int, uri: str, file_filter: FileFilter) -> list[str]:
 
 
 def _is_file_below(fd: int, name: str) -> bool:
-    """Whether there is a file, which is opened by its real path later."""
+    """Return whether a file exists. It is opened by its real path later."""
     with contextlib.suppress(OSError):
         return stat.S_ISREG(os.stat(name, dir_fd=fd).st_mode)
     return False
@@ -168,7 +168,7 @@ def _identity(file: BinaryIO) -> Identity:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """The values that distinguish one state of a file or folder from another."""
+    """Return the values that distinguish states of a file or folder."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

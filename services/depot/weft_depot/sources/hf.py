@@ -1,8 +1,8 @@
-"""`hf:org/name[/subfolder]`: files of a Hugging Face repository at one commit.
+"""`hf:org/name[/subfolder]`: files of a Hugging Face repository at a commit.
 
-`revision` is a branch, a tag or a commit, `main` when unset; it is resolved to a commit once for each snapshot, and
-everything is read at that commit. Files are known by the hub's content ids, so a commit that changes none of them is
-no new state. No code of a repository is ever run, no file is opened that is not on the depot's list.
+`revision` is a branch, a tag or a commit, `main` when unset. It is resolved to a commit once for each snapshot, and
+everything is read at this commit. Files are identified by the hub's content ids, so a commit without a change of them
+is not a new state. Code of a repository is never run. Only files on the depot's list are opened.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from weft_depot.sources.source import FileFilter, relative_parts
 
 TOKEN_KEY = "token"  # noqa: S105 (the name of a key, not a token)
 DEFAULT_REVISION = "main"
-MAX_ENTRIES = 100_000  # of a whole repository
+MAX_ENTRIES = 100_000  # of a complete repository
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a commit: where it is in the repository, its size, what the hub calls its content."""
+    """A file of a commit: its path in the repository, its size, and the hub's id of its content."""
 
     path: str
     size_bytes: int
@@ -44,7 +44,7 @@ class HubFile:
 
 
 class HfSource:
-    """Repositories of one hub."""
+    """Repositories of a hub."""
 
     accepted_options = frozenset(("revision", "credentialsRef"))
     remote = True
@@ -52,12 +52,12 @@ class HfSource:
     def __init__(self, hub: Hub, policy: RetryPolicy) -> None:
         self._hub, self._policy = hub, policy
 
-    def host(self, _: ResolveRequest, /) -> str:  # all repositories are of one host
+    def host(self, _: ResolveRequest, /) -> str:  # all repositories are on the same host
         return f"hf {self._hub.host}"
 
     @contextlib.contextmanager
     def open(self, request: ResolveRequest, secret: Secret | None, file_filter: FileFilter) -> Generator["HubSnapshot"]:
-        """Open one commit. Raises Refused: BadURI, SourceNotFound, SourceForbidden, SecretInvalid, TooLarge;
+        """Open a commit. Raises Refused: BadURI, SourceNotFound, SourceForbidden, SecretInvalid, TooLarge;
         Unavailable."""
         name, folder = _parse_path(request.path)
         repo = Repo(name, _token(secret))
@@ -67,7 +67,7 @@ class HfSource:
 
 
 class HubSnapshot:
-    """Files of one commit, which never change."""
+    """Files of a commit. They never change."""
 
     marks = None
 
@@ -89,15 +89,15 @@ class HubSnapshot:
         return open_ranged(f"hf:{self._repo.name}/{file.path}", file.size_bytes, fetch, self._policy)
 
     def unchanged(self, _: bool = False, /) -> bool:
-        return True  # a commit is what it is
+        return True  # a commit does not change
 
 
 def parse_revision(
     answer: Mapping[str, Any], folder: str, file_filter: FileFilter, uri: str
 ) -> tuple[str, dict[str, HubFile]]:
-    """Read the commit, and the files of one folder that are wanted, by plain name.
+    """Return the commit, and the selected files of a folder by plain name.
 
-    Raises Refused: SourceNotFound (no such folder), TooLarge; Unavailable for an answer that no hub gives.
+    Raises Refused: SourceNotFound (no such folder), TooLarge; Unavailable for an invalid answer.
     """
     sha, siblings = answer.get("sha"), answer.get("siblings")
     if not isinstance(sha, str) or not _COMMIT.fullmatch(sha) or not isinstance(siblings, list):
@@ -143,8 +143,8 @@ def _parse_path(path: str) -> tuple[str, str]:
             raise HFValidationError("it has no organisation")
         validate_repo_id("/".join(parts[:2]))
     except HFValidationError as error:
-        why = f"{quoted(uri, 200)} is no repository ({error}); write hf:ORG/NAME or hf:ORG/NAME/FOLDER"
-        raise Refused(Reason.BAD_URI, why) from error
+        reason = f"{quoted(uri, 200)} is not a repository ({error}); write hf:ORG/NAME or hf:ORG/NAME/FOLDER"
+        raise Refused(Reason.BAD_URI, reason) from error
     return "/".join(parts[:2]), "".join(f"{part}/" for part in parts[2:])
 
 

@@ -1,6 +1,6 @@
 """`https://HOST/FOLDER`: the files of a folder on an allowed web server.
 
-Web servers have neither listings nor versions: the names that an artifact may have are asked for one by one, and the
+Web servers have neither listings nor versions. Each possible name of an artifact's file is requested separately. The
 resource names the content by its `digest`.
 """
 
@@ -29,7 +29,7 @@ from weft_depot.sources.source import FileFilter, relative_parts
 
 @dataclass(frozen=True, slots=True)
 class WebFile:
-    """One file, as the server described it. `etag`: what identifies its content; empty: the server does not say."""
+    """A file, as described by the server. `etag`: identifies its content; empty: the server does not say."""
 
     url: str
     size_bytes: int
@@ -57,13 +57,13 @@ class HttpsSource:
         host = url.removeprefix("https://").partition("/")[0]
         if not any(_allows(entry.lower(), host.lower()) for entry in self._hosts):
             allowed = ", ".join(self._hosts)
-            why = f"the server {quoted(host, 200)} is not allowed here; allowed: {allowed} (--https-hosts of the depot)"
-            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, why)
+            reason = f"the server {quoted(host, 200)} is not allowed here; allowed: {allowed}"
+            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{reason} (--https-hosts of the depot)")
         yield WebSnapshot(WebFolder(self._http, Origin(f"https://{host}", host), url), self._policy, file_filter)
 
 
 class WebSnapshot:
-    """The files that were there when it was opened."""
+    """The files of the folder at the time of the opening."""
 
     marks = None
     expected_sha256: Mapping[str, str] = {}
@@ -80,7 +80,7 @@ class WebSnapshot:
 
     @property
     def signature(self) -> str | None:
-        """Names, sizes and entity tags; None where a file has no strong one."""
+        """Names, sizes and entity tags; None if a file has no strong tag."""
         if any(not file.etag or file.etag.startswith("W/") for file in self._files.values()):
             return None
         return hashlib.sha256(repr(sorted(self._files.items())).encode()).hexdigest()
@@ -90,17 +90,17 @@ class WebSnapshot:
         return open_ranged(file.url, file.size_bytes, partial(self._folder.fetch, file), self._policy)
 
     def unchanged(self, _: bool = False, /) -> bool:
-        return True  # another content has another digest than the one that is asked for
+        return True  # changed content does not match the requested digest
 
     def _described(self, names: list[str]) -> dict[str, WebFile]:
-        found = {
+        files = {
             name: self._policy.retry(f"{self._folder.url}{name}", partial(self._folder.describe, name))
             for name in names
         }
-        return {name: file for name, file in found.items() if file}
+        return {name: file for name, file in files.items() if file}
 
     def _shards(self, file_filter: FileFilter) -> list[str]:
-        """List the weights that a model's index names. Raises Refused: ConfigInvalid, TooLarge."""
+        """List the weights named by a model's index. Raises Refused: ConfigInvalid, TooLarge."""
         with self.open(MODEL_INDEX) as file:
             raw = file.read(MAX_TEXT_BYTES + 1)
         try:
@@ -116,14 +116,15 @@ class WebSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WebFolder:
-    """A folder's URL, with a slash at its end, and how it is asked."""
+    """A folder's URL, with a slash at its end, and the client for it."""
 
     _http: SourceHttp
     _origin: Origin
     url: str
 
     def describe(self, name: str) -> WebFile | None:
-        """Ask what a file is; None: there is no such file. Raises TransientError, Refused, Unavailable."""
+        """Request the description of a file. Return None if it does not exist. Raises TransientError, Refused,
+        Unavailable."""
         url = f"{self.url}{name}"
         try:
             with self._http.get(url, byte_range(0, 1), self._origin, _meaning) as response:
@@ -149,19 +150,19 @@ class _Absent(Refused):
 
 
 def folder_url(path: str) -> str:
-    """Make the URL of `//HOST[:PORT]/FOLDER`, with a slash at the end. Raises Refused(BadURI)."""
+    """Return the URL of `//HOST[:PORT]/FOLDER`, with a slash at the end. Raises Refused(BadURI)."""
     uri = f"https:{path}"
     host, _, folder = path.removeprefix("//").partition("/")
     folder = unquote(folder.removesuffix("/"))
     try:
-        known = httpx2.URL(f"https://{host}/")
+        base = httpx2.URL(f"https://{host}/")
         usable = (
-            path.startswith("//") and bool(known.host) and not known.userinfo and known.netloc.decode() == host.lower()
+            path.startswith("//") and bool(base.host) and not base.userinfo and base.netloc.decode() == host.lower()
         )
     except httpx2.InvalidURL:
         usable = False
     if not usable or any(sign in folder for sign in "?#%"):
-        raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} is no folder; write https://HOST/FOLDER, without a query")
+        raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} is not a folder; write https://HOST/FOLDER, without a query")
     parts = relative_parts(folder, uri) if folder else ()
     return f"https://{host.lower()}/" + "".join(f"{quote(part)}/" for part in parts)
 

@@ -1,8 +1,8 @@
 """`oci://HOST/REPOSITORY[:TAG][@sha256:HEX]`: the files of an image manifest in a registry, as `oras push` writes them.
 
-Each layer is one file; its name is the layer's annotation `org.opencontainers.image.title` (ORAS' layout). A tag is
-resolved to a manifest once for each snapshot, and everything is read under that manifest's digests. Protocol: the OCI
-distribution specification 1.1; its authentication: the token flow of Docker's registry, or Basic.
+Each layer is a file. Its name is the layer's annotation `org.opencontainers.image.title` (ORAS' layout). A tag is
+resolved to a manifest once for each snapshot, and everything is read under the manifest's digests. Protocol: the OCI
+distribution specification 1.1. Authentication: the token flow of Docker's registry, or Basic.
 """
 
 import base64
@@ -31,7 +31,7 @@ from weft_depot.sources.source import FileFilter
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"
 DOCKER_CONFIG = ".dockerconfigjson"  # the key of Secrets of type kubernetes.io/dockerconfigjson
-MAX_MANIFEST_BYTES = 4 << 20  # what registries take at most
+MAX_MANIFEST_BYTES = 4 << 20  # the limit of registries
 MAX_TOKEN_BYTES = 64 << 10
 MAX_IMAGE_LAYERS = 10_000
 _NAME = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
@@ -42,12 +42,12 @@ _REFERENCE = re.compile(
 )
 _SHA256 = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 _CHALLENGE = re.compile(r'([a-z]+)="([^"]{0,2000})"', re.ASCII)
-_DOCKER_HUB = {"docker.io": "registry-1.docker.io"}  # the name that people write, and where it is
+_DOCKER_HUB = {"docker.io": "registry-1.docker.io"}  # common name: actual host
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The tag or the digest of a repository that a URI names, `latest` where it says neither."""
+    """The tag or digest of a repository in a URI, `latest` if it has neither."""
 
     host: str
     repository: str
@@ -66,7 +66,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class FileLayer:
-    """One file: the digest and the bytes of its content."""
+    """A file: the digest and the size of its content."""
 
     sha256: str
     size_bytes: int
@@ -79,7 +79,7 @@ class OciSource:
     remote = True
 
     def __init__(self, registries: tuple[str, ...], policy: RetryPolicy) -> None:
-        """`registries`: HOST, HOST:PORT or a URL (http:// for one without TLS)."""
+        """`registries`: HOST, HOST:PORT or a URL (http:// without TLS)."""
         self._policy, self._http = policy, SourceHttp(policy)
         self._origins: dict[str, Origin] = {}
         for entry in registries:
@@ -101,14 +101,14 @@ class OciSource:
         origin = self._origins.get(reference.host.lower())
         if origin is None:
             allowed = ", ".join(sorted(self._origins)) or "none"
-            why = f"the registry {quoted(reference.host, 200)} is not allowed here; allowed: {allowed}"
-            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{why} (--oci-registries of the depot)")
+            reason = f"the registry {quoted(reference.host, 200)} is not allowed here; allowed: {allowed}"
+            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{reason} (--oci-registries of the depot)")
         keys = basic_credentials(secret, reference.host)
         yield OciSnapshot(Repository(self._http, origin, reference, keys), self._policy, file_filter)
 
 
 class OciSnapshot:
-    """The files of one manifest, which never change."""
+    """The files of a manifest. They never change."""
 
     marks = None
 
@@ -118,7 +118,7 @@ class OciSnapshot:
         raw = policy.retry(about, repository.manifest)
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         if repository.reference.digest not in (None, digest):
-            raise Unavailable(f"{about}: the registry sent a manifest whose digest is {digest}")
+            raise Unavailable(f"{about}: the registry sent a manifest with the digest {digest}")
         self.signature: str | None = digest
         self._layers = parse_manifest(raw, file_filter, about)
         self.sizes: Mapping[str, int] = {name: layer.size_bytes for name, layer in self._layers.items()}
@@ -129,12 +129,12 @@ class OciSnapshot:
         return open_ranged(about, layer.size_bytes, partial(self._repository.blob, layer), self._policy)
 
     def unchanged(self, _: bool = False, /) -> bool:
-        return True  # a manifest is what it is
+        return True  # a manifest does not change
 
 
 @dataclass(slots=True)
 class Repository:
-    """A repository as one caller sees it. `keys`: Basic credentials; empty: none."""
+    """A repository with the rights of a caller. `keys`: Basic credentials; empty: none."""
 
     _http: SourceHttp
     _origin: Origin
@@ -155,7 +155,8 @@ class Repository:
 
     @contextlib.contextmanager
     def _get(self, path: str, headers: Mapping[str, str]) -> Generator[httpx2.Response]:
-        """Make one request with the authorization that the registry asks for; it is used until it is refused."""
+        """Make a request with the authorization that the registry asks for. The authorization is reused until it is
+        refused."""
         repository = self.reference.repository
         if self._origin.url.endswith("//" + _DOCKER_HUB["docker.io"]) and "/" not in repository:
             repository = f"library/{repository}"
@@ -177,16 +178,16 @@ class Repository:
         return {**headers, "Authorization": self._authorization} if self._authorization else {**headers}
 
     def _authorize(self, challenge: str) -> str:
-        """Make the Authorization for a `WWW-Authenticate` header. Raises Refused(SourceForbidden), TransientError."""
+        """Return the Authorization for a `WWW-Authenticate` header. Raises Refused(SourceForbidden), TransientError."""
         scheme, _, rest = challenge.strip().partition(" ")
         if scheme.lower() == "basic" and self._keys:
             return self._keys
-        asked = dict(_CHALLENGE.findall(rest)) if scheme.lower() == "bearer" else {}
-        if "realm" not in asked:
+        parameters = dict(_CHALLENGE.findall(rest)) if scheme.lower() == "bearer" else {}
+        if "realm" not in parameters:
             raise self._forbidden()
         try:
-            query = {name: asked[name] for name in ("service", "scope") if name in asked}
-            url = str(httpx2.URL(asked["realm"]).copy_merge_params(query))
+            query = {name: parameters[name] for name in ("service", "scope") if name in parameters}
+            url = str(httpx2.URL(parameters["realm"]).copy_merge_params(query))
         except (httpx2.InvalidURL, ValueError):
             raise self._forbidden() from None
         headers = {"Authorization": self._keys} if self._keys else {}
@@ -198,7 +199,7 @@ class Repository:
         except _Unauthorized:
             raise self._forbidden() from None
         except JsonError as error:
-            raise TransientError("the registry's token is no JSON") from error
+            raise TransientError("the registry's token is not JSON") from error
         token = answer.get("token") or answer.get("access_token")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise TransientError("the registry's answer has no token")
@@ -217,15 +218,15 @@ class Repository:
         return Refused(Reason.SOURCE_NOT_FOUND, f"{about}: the registry answered {status}; correct the URI")
 
     def _forbidden(self) -> Refused:
-        remedy = "give the Secret of credentialsRef credentials that may pull it"
+        remedy = "give the Secret of credentialsRef credentials with the right to pull"
         if not self._keys:
             remedy = "then name a Secret with credentials in credentialsRef"
-        why = f"{self.reference.uri} does not exist, or is private: {remedy}"
-        return Refused(Reason.SOURCE_FORBIDDEN, why)
+        reason = f"{self.reference.uri} does not exist, or is private: {remedy}"
+        return Refused(Reason.SOURCE_FORBIDDEN, reason)
 
 
 class _Unauthorized(TransientError):
-    """The registry answered 401, with what it asks for."""
+    """The registry answered 401, with its challenge."""
 
     def __init__(self, challenge: str) -> None:
         super().__init__("not authorized")
@@ -233,44 +234,44 @@ class _Unauthorized(TransientError):
 
 
 def parse_reference(path: str) -> Reference:
-    """Read `//HOST/REPOSITORY...`. Raises Refused(BadURI)."""
-    found = _REFERENCE.fullmatch(path)
-    if found is None:
-        why = f"{quoted(f'oci:{path}', 200)} names no repository; write oci://HOST/REPOSITORY:TAG"
-        raise Refused(Reason.BAD_URI, why)
-    return Reference(**found.groupdict())
+    """Parse `//HOST/REPOSITORY...`. Raises Refused(BadURI)."""
+    match = _REFERENCE.fullmatch(path)
+    if match is None:
+        reason = f"{quoted(f'oci:{path}', 200)} does not name a repository; write oci://HOST/REPOSITORY:TAG"
+        raise Refused(Reason.BAD_URI, reason)
+    return Reference(**match.groupdict())
 
 
 def parse_manifest(raw: bytes, file_filter: FileFilter, about: str) -> dict[str, FileLayer]:
-    """Read the files that are wanted, by plain name.
+    """Read the selected files, by plain name.
 
-    Raises Refused: MissingFile where no layer has a name, TooLarge, ConfigInvalid for what is no image manifest.
+    Raises Refused: MissingFile if no layer has a name, TooLarge, ConfigInvalid if it is not an image manifest.
     """
     try:
         value = parse_object(raw, max_bytes=MAX_MANIFEST_BYTES)
     except JsonError as error:
-        raise Refused(Reason.CONFIG_INVALID, f"{about}: the manifest is no JSON: {error}") from error
+        raise Refused(Reason.CONFIG_INVALID, f"{about}: the manifest is not JSON: {error}") from error
     layers = value.get("layers")
     if not isinstance(layers, list):
-        what = quoted(value.get("mediaType", "nothing known"), 100)
+        media_type = quoted(value.get("mediaType", "of an unknown type"), 100)
         raise Refused(
-            Reason.CONFIG_INVALID, f"{about} is {what}; needed is one image manifest with layers ({MANIFEST})"
+            Reason.CONFIG_INVALID, f"{about} is {media_type}; expected an image manifest with layers ({MANIFEST})"
         )
     rows = cast("list[Any]", layers)
     if len(rows) > MAX_IMAGE_LAYERS:
         raise Refused(Reason.TOO_LARGE, f"{about} has {len(rows)} layers, the limit is {MAX_IMAGE_LAYERS}")
     named = [(title, row) for row in rows if (title := _title(row))]
     if not named:
-        why = f"{about}: no layer has a file name ({TITLE}); push the files with `oras push`"
-        raise Refused(Reason.MISSING_FILE, why)
-    found: dict[str, FileLayer] = {}
+        reason = f"{about}: no layer has a file name ({TITLE}); push the files with `oras push`"
+        raise Refused(Reason.MISSING_FILE, reason)
+    files: dict[str, FileLayer] = {}
     for title, row in named:
         if not is_file_name(title) or not file_filter(title):
             continue
-        if title in found:
+        if title in files:
             raise Refused(Reason.CONFIG_INVALID, f"{about}: two layers are the file {title}")
-        found[title] = _layer(row, about)
-    return found
+        files[title] = _layer(row, about)
+    return files
 
 
 def _title(row: Any) -> str:
@@ -288,7 +289,7 @@ def _layer(row: dict[str, Any], about: str) -> FileLayer:
 
 
 def basic_credentials(secret: Secret | None, host: str) -> str:
-    """Make the Basic header for a registry: of `username` and `password`, or of Docker's configuration.
+    """Return the Basic header for a registry, from `username` and `password`, or from Docker's configuration.
 
     Raises Refused(SecretInvalid).
     """
@@ -299,13 +300,13 @@ def basic_credentials(secret: Secret | None, host: str) -> str:
         return _basic(f"{username}:{password}")
     raw = secret.values.get(DOCKER_CONFIG)
     if raw is None:
-        raise secret.invalid(f"it has neither username and password nor {DOCKER_CONFIG}; oci: expects one of both")
+        raise secret.invalid(f"it has neither username and password nor {DOCKER_CONFIG}; oci: needs either")
     try:
         entries = parse_object(raw, max_bytes=len(raw)).get("auths")
     except JsonError as error:
-        raise secret.invalid(f"{DOCKER_CONFIG} is no JSON") from error
-    known = cast("dict[str, Any]", entries) if isinstance(entries, dict) else {}
-    entry = next((known[name] for name in _docker_names(host) if isinstance(known.get(name), dict)), None)
+        raise secret.invalid(f"{DOCKER_CONFIG} is not JSON") from error
+    by_registry = cast("dict[str, Any]", entries) if isinstance(entries, dict) else {}
+    entry = next((by_registry[name] for name in _docker_names(host) if isinstance(by_registry.get(name), dict)), None)
     if entry is None:
         raise secret.invalid(f"{DOCKER_CONFIG} has nothing for {quoted(host, 200)}")
     if isinstance(entry.get("username"), str) and isinstance(entry.get("password"), str):
@@ -317,7 +318,7 @@ def basic_credentials(secret: Secret | None, host: str) -> str:
 
 
 def _docker_names(host: str) -> tuple[str, ...]:
-    """The names that Docker's configuration may have for a registry."""
+    """Return the names that Docker's configuration may have for a registry."""
     hub = ("https://index.docker.io/v1/", "index.docker.io") if host == "docker.io" else ()
     return (host, f"https://{host}", f"http://{host}", *hub)
 

@@ -1,7 +1,7 @@
 """`pvc:claim/path`: a folder of a PersistentVolumeClaim of the requesting namespace.
 
-Claims are mounted into the depot at ROOT/NAMESPACE/CLAIM. The namespace is the request's, never the URI's: no request
-reads another namespace's claim; links that leave the claim are refused, wherever they lead.
+Claims are mounted into the depot at ROOT/NAMESPACE/CLAIM. The namespace comes from the request, never from the URI: a
+request cannot read a claim of a foreign namespace. Links out of the claim are refused.
 """
 
 import time
@@ -18,17 +18,17 @@ from weft_depot.sources.source import FileFilter, relative_parts
 
 
 class PvcSource:
-    """Claims below one folder."""
+    """Claims below a folder."""
 
     accepted_options: frozenset[str] = frozenset()
     remote = False
 
     def __init__(self, root: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
-        """Take the root. `wall_ns` is the clock of the file systems' time stamps."""
+        """Set the root. `wall_ns` is the clock of the file systems' time stamps."""
         self._root, self._wall_ns = root, wall_ns
 
     def host(self, request: ResolveRequest) -> str:
-        """The claim: a share that hangs delays only what reads it."""
+        """Return the name of the claim: a hanging share delays only its readers."""
         return f"pvc {request.namespace}/{request.path.partition('/')[0]}"[:200]
 
     def open(
@@ -38,13 +38,13 @@ class PvcSource:
         uri = f"pvc:{request.path}"
         claim, slash, rest = request.path.partition("/")
         if not is_object_name(claim) or not is_namespace(request.namespace):
-            raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} names no claim; write pvc:CLAIM/PATH")
+            raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} does not name a claim; write pvc:CLAIM/PATH")
         path = Path(*relative_parts(rest, uri)) if slash else Path()
         root = self._root / request.namespace / claim
         if not root.is_dir():
             raise Refused(
                 Reason.SOURCE_NOT_FOUND,
                 f"the claim {claim} of namespace {request.namespace} is not mounted in the depot; "
-                "who runs Weft mounts it at NAMESPACE/CLAIM below the depot's --pvc-root",
+                "the platform's administrator mounts it at NAMESPACE/CLAIM below the depot's --pvc-root",
             )
         return Root(root, f"the claim {claim}", self._wall_ns).open(path, uri, file_filter)

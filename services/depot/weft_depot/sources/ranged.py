@@ -1,8 +1,8 @@
-"""A remote file as a readable one: ranges of growing size, each asked for again where it broke.
+"""A remote file as a readable file: ranges of growing size, each requested again after a break.
 
-The first range is small, so that a header costs kilobytes and no more; the next are larger, so that a whole file costs
-few requests. What has been read is never read again, and a server that stands still, drips or lies about a length ends
-the read within a bounded time.
+The first range is small, so that a header costs only kilobytes. The next ranges are larger, so that a complete file
+takes few requests. Bytes already read are never read again. A server that stalls, drips or lies about a length ends the
+read within a bounded time.
 """
 
 import io
@@ -16,23 +16,23 @@ from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 FIRST_RANGE_BYTES, MAX_RANGE_BYTES, GROWTH = 64 << 10, 64 << 20, 8
 BUFFER_BYTES = 64 << 10
 
-# The chunks of the bytes [start, end) of a file, at most those. Raises TransientError for what another try may mend.
+# Yields the bytes [start, end) of a file in chunks, never more. Raises TransientError if a retry may help.
 Fetch = Callable[[int, int], AbstractContextManager[Iterator[bytes]]]
 
 
 def open_ranged(name: str, size_bytes: int, fetch: Fetch, policy: RetryPolicy) -> BinaryIO:
-    """Open a file of `size_bytes`; reading raises Unavailable and what `fetch` raises, but not TransientError."""
+    """Open a file of `size_bytes`. Reads raise Unavailable and errors of `fetch`, except TransientError."""
     return io.BufferedReader(_Ranged(name, size_bytes, fetch, policy), BUFFER_BYTES)
 
 
 class _Ranged(io.RawIOBase):
-    """A reader with one request at a time, forward; a seek gives up what is under way."""
+    """A forward reader with one request at a time. A seek drops the current request."""
 
     def __init__(self, name: str, size_bytes: int, fetch: Fetch, policy: RetryPolicy) -> None:
         self._name, self._size, self._fetch, self._policy = name, size_bytes, fetch, policy
         self._deadline = policy.now() + policy.patience_s(size_bytes)
         self._window_bytes = FIRST_RANGE_BYTES
-        self._at = self._end = 0  # of the stream: what has arrived, what was asked for
+        self._at = self._end = 0  # of the stream: arrived bytes, end of the request
         self._chunk = memoryview(b"")
         self._stream: Iterator[bytes] | None = None
         self._stack = ExitStack()
@@ -67,7 +67,7 @@ class _Ranged(io.RawIOBase):
         super().close()
 
     def _pull(self) -> bytes:
-        """Read the next bytes, with as many tries as it may take."""
+        """Read the next bytes, with at most `tries` tries."""
         failed = 0
         while True:
             self._check_patience()
@@ -86,9 +86,9 @@ class _Ranged(io.RawIOBase):
             self._stream = self._stack.enter_context(self._fetch(self._at, self._end))
         chunk = next(self._stream, b"")
         if not chunk:
-            raise TransientError(f"ended at {self._at}, {self._end} were asked for")
+            raise TransientError(f"ended at {self._at}, {self._end} were requested")
         self._at += len(chunk)
-        assert self._at <= self._end, "a fetch gives what was asked for, at most"
+        assert self._at <= self._end, "a fetch gives at most the requested bytes"
         if self._at == self._end:
             self._drop_stream()
             self._window_bytes = min(self._window_bytes * GROWTH, MAX_RANGE_BYTES)
@@ -108,13 +108,13 @@ class _Ranged(io.RawIOBase):
             )
 
 
-def trimmed(chunks: Iterator[bytes], skip: int, most: int) -> Iterator[bytes]:
-    """Drop the first `skip` bytes, and yield `most` of the rest: for a server that sends another range."""
+def trimmed(chunks: Iterator[bytes], skip: int, size_bytes: int) -> Iterator[bytes]:
+    """Drop the first `skip` bytes, and yield `size_bytes` of the rest: for a server that sends a different range."""
     for chunk in chunks:
-        kept = chunk[skip : skip + most]
+        part = chunk[skip : skip + size_bytes]
         skip = max(0, skip - len(chunk))
-        most -= len(kept)
-        if kept:
-            yield kept
-        if not most:
+        size_bytes -= len(part)
+        if part:
+            yield part
+        if not size_bytes:
             return

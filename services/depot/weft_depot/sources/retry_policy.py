@@ -1,4 +1,4 @@
-"""The policy of waiting for others: for how long, and how many tries."""
+"""The policy for waits on remote services: durations and numbers of tries."""
 
 import threading
 import time
@@ -13,28 +13,28 @@ T = TypeVar("T")
 
 
 class TransientError(Exception):
-    """One try failed in a way that another may not."""
+    """A failed try. A retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Bounds of everything that is read from afar. Times are seconds."""
+    """Limits on all remote reads. Times are seconds."""
 
     connect_s: float = 5.0
-    read_s: float = 10.0  # without a byte; also what a stop may take
+    read_s: float = 10.0  # without a byte; also the longest delay of a stop
     tries: int = 4  # in a row without a byte of progress
     pause_s: float = 0.2  # before the second try; doubles
     grace_s: float = GRACE_S  # of every file or listing
-    min_bytes_s: int = MIN_BYTES_S  # beyond the grace: who is slower than this is not waited for
+    min_bytes_s: int = MIN_BYTES_S  # after the grace: a slower server is given up
     now: Callable[[], float] = time.monotonic
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def patience_s(self, size_bytes: int) -> float:
-        """The seconds that `size_bytes` bytes may take in all."""
+        """Return the maximum total seconds for `size_bytes` bytes."""
         return self.grace_s + size_bytes / self.min_bytes_s
 
     def retry(self, about: str, call: Callable[[], T]) -> T:
-        """Call `call`, with as many tries as it may take. Raises Unavailable, and what `call` raises."""
+        """Call `call`, with at most `tries` tries. Raises Unavailable, and errors of `call`."""
         for failed in range(1, self.tries + 1):
             try:
                 return call()
@@ -45,5 +45,5 @@ class RetryPolicy:
         raise AssertionError("tries is at least 1")
 
     def pause(self, tries: int) -> None:
-        """Pause before the next try after `tries` failed ones; ends early when the process stops."""
+        """Pause before the next try after `tries` failed tries. It ends early when the process stops."""
         self.stopping.wait(self.pause_s * 2 ** (tries - 1))

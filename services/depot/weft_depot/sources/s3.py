@@ -1,7 +1,7 @@
-"""`s3://bucket/prefix`: the objects right below a prefix, of AWS or of any server that speaks S3 (`endpoint`).
+"""`s3://bucket/prefix`: the objects directly below a prefix, of AWS or of any server with the S3 protocol (`endpoint`).
 
-An object is the ETag, size and time that the listing gives; every range of it is asked for under that ETag, so an
-object that is replaced while it is read is noticed by the read, and any other change by the listing at the end.
+An object is identified by its listed ETag, size and time. Every range is requested under the ETag, so the read detects
+an object replaced during the read. The listing at the end detects any further change.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One object, as a listing has it."""
+    """An object, as listed."""
 
     key: str
     size_bytes: int
@@ -40,7 +40,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A bucket and a prefix in it, which is empty or ends with a slash."""
+    """A bucket and a prefix in it. The prefix is empty or ends with a slash."""
 
     bucket: str
     prefix: str
@@ -78,7 +78,7 @@ class S3Source:
 
 
 class BucketSnapshot:
-    """Objects of one place, as one listing had them."""
+    """Objects of a place, from a listing."""
 
     marks = None
 
@@ -91,7 +91,7 @@ class BucketSnapshot:
 
     @property
     def signature(self) -> str | None:
-        """The names, sizes, ETags and times; None where a server gives no ETags."""
+        """The names, sizes, ETags and times; None if a server gives no ETags."""
         if not all(listed.etag for listed in self._objects.values()):
             return None
         return hashlib.sha256(repr(sorted(self._objects.items())).encode()).hexdigest()
@@ -99,7 +99,7 @@ class BucketSnapshot:
     def open(self, name: str) -> BinaryIO:
         listed, about = self._objects[name], f"{self._place.uri}/{name}"
         if not listed.etag:
-            raise Unavailable(f"{about} has no ETag: a change of it could not be noticed")
+            raise Unavailable(f"{about} has no ETag: a change could not be detected")
         return open_ranged(about, listed.size_bytes, partial(self._fetch, listed), self._policy)
 
     def unchanged(self, _: bool = False, /) -> bool:
@@ -110,27 +110,27 @@ class BucketSnapshot:
 
     @contextlib.contextmanager
     def _fetch(self, listed: Listed, start: int, end: int) -> Generator[Iterator[bytes]]:
-        """Fetch the bytes [start, end) of an object that is still what it was. See `ranged.Fetch`."""
+        """Fetch the bytes [start, end) of an unchanged object. See `ranged.Fetch`."""
         about = f"s3://{self._place.bucket}/{listed.key}"
-        asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
+        options = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
         with s3_errors(about):
-            found = answer_of(self._client.get_object, Bucket=self._place.bucket, Key=listed.key, **asked)
-            with found["Body"] as raw:
-                if found.get("ETag") != listed.etag:
+            answer = answer_of(self._client.get_object, Bucket=self._place.bucket, Key=listed.key, **options)
+            with answer["Body"] as raw:
+                if answer.get("ETag") != listed.etag:
                     raise Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
-                yield trimmed(_chunks(raw, about), start - _first_byte(found, start), end - start)
+                yield trimmed(_chunks(raw, about), start - _first_byte(answer, start), end - start)
 
     def _list(self) -> dict[str, Listed]:
-        """List what is wanted, by plain name."""
+        """List the selected files, by plain name."""
         return self._policy.retry(f"{self._place.uri} cannot be listed", self._list_once)
 
     def _list_once(self) -> dict[str, Listed]:
-        """List the objects right below the prefix, and in the one folder that an artifact may have."""
+        """List the objects directly below the prefix, and in the only allowed subfolder of an artifact."""
         uri, prefix = self._place.uri, self._place.prefix
         ends, entries = self._policy.now() + self._policy.grace_s, 0
-        found: dict[str, Listed] = {}
+        objects: dict[str, Listed] = {}
         folders = [prefix]
-        for folder in folders:  # of which there are two at the most
+        for folder in folders:  # at most two
             for page in self._pages(folder, ends):
                 rows, below = page.get("Contents", []), page.get("CommonPrefixes", [])
                 entries += len(rows) + len(below)
@@ -139,33 +139,33 @@ class BucketSnapshot:
                 for listed in map(_listed, rows):
                     name = listed.key.removeprefix(prefix)
                     if is_file_name(name) and self._file_filter(name):
-                        found[name] = listed
+                        objects[name] = listed
                 if len(folders) == 1 and {"Prefix": prefix + TEMPLATES_FOLDER} in below:
                     folders.append(prefix + TEMPLATES_FOLDER)
         if not entries:
             raise Refused(Reason.SOURCE_NOT_FOUND, f"{uri}: nothing is below this prefix")
-        return found
+        return objects
 
     def _pages(self, prefix: str, ends: float) -> Iterator[Any]:
-        """Yield the pages of a listing, which has to end in time and within a number of pages."""
+        """Yield the pages of a listing. It has to end in time and within a number of pages."""
         uri = self._place.uri
-        asked = {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
+        query = {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
         for _ in range(MAX_LIST_PAGES):
             if self._policy.now() > ends:
                 raise Unavailable(f"{uri} cannot be listed: it takes more than {self._policy.grace_s:.0f} s")
             with s3_errors(uri):
-                page: Any = answer_of(self._client.list_objects_v2, **asked, MaxKeys=PAGE)
+                page: Any = answer_of(self._client.list_objects_v2, **query, MaxKeys=PAGE)
             yield page
             if not page.get("IsTruncated"):
                 return
-            asked["ContinuationToken"] = page.get("NextContinuationToken")
-            if not asked["ContinuationToken"]:
-                raise TransientError("its listing goes on and does not say where")
+            query["ContinuationToken"] = page.get("NextContinuationToken")
+            if not query["ContinuationToken"]:
+                raise TransientError("its listing continues without a token")
         raise Refused(Reason.TOO_LARGE, f"{uri}: its listing has more than {MAX_LIST_PAGES} pages")
 
 
 def _listed(row: Mapping[str, Any]) -> Listed:
-    """Read an object of a listing. Raises TransientError for what no server that speaks S3 sends."""
+    """Parse an object of a listing. Raises TransientError for an invalid object."""
     key, size_bytes = row.get("Key"), row.get("Size")
     if not key or size_bytes is None or size_bytes < 0:
         raise TransientError("its listing has an object without a key or a size")
@@ -173,26 +173,26 @@ def _listed(row: Mapping[str, Any]) -> Listed:
 
 
 def parse_path(path: str) -> Place:
-    """Read `//bucket/prefix`. Raises Refused(BadURI)."""
+    """Parse `//bucket/prefix`. Raises Refused(BadURI)."""
     uri = f"s3:{path}"
     bucket, _, prefix = path.removeprefix("//").removesuffix("/").partition("/")
     if not path.startswith("//") or not _BUCKET.fullmatch(bucket) or ".." in bucket:
-        raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} names no bucket; write s3://BUCKET/PREFIX")
+        raise Refused(Reason.BAD_URI, f"{quoted(uri, 200)} does not name a bucket; write s3://BUCKET/PREFIX")
     parts = relative_parts(prefix, uri) if prefix else ()
     return Place(bucket, "".join(f"{part}/" for part in parts))
 
 
 def _chunks(raw: Any, about: str) -> Iterator[bytes]:
-    """Yield chunks as they arrive: each wait is bounded, and a server that drips is noticed. Raises TransientError."""
+    """Yield chunks as they arrive. Each wait is bounded, and a slow server is detected. Raises TransientError."""
     with s3_errors(about):
         while chunk := raw.read1(READ_BYTES):
             yield chunk
 
 
-def _first_byte(found: Any, start: int) -> int:
-    """Find where the body starts; a server that does not know ranges sends the whole."""
-    given = str(found.get("ContentRange") or "bytes 0-")
-    first = given.removeprefix("bytes ").partition("-")[0]
+def _first_byte(answer: Any, start: int) -> int:
+    """Return the position of the body's first byte. A server without ranges sends the complete object."""
+    content_range = str(answer.get("ContentRange") or "bytes 0-")
+    first = content_range.removeprefix("bytes ").partition("-")[0]
     if not first.isdigit() or int(first) > start:
-        raise TransientError("another range than was asked for")
+        raise TransientError("the range differs from the requested range")
     return int(first)

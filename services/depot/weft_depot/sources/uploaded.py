@@ -1,4 +1,4 @@
-"""`depot:sha256:...`: an adapter that the requesting namespace has sent to this depot (`weft_depot.uploads`)."""
+"""`depot:sha256:...`: an adapter that the requesting namespace has uploaded to this depot (`weft_depot.uploads`)."""
 
 import contextlib
 from collections.abc import Generator, Mapping
@@ -14,7 +14,7 @@ from weft_depot.staging import BlobFiles
 
 
 class UploadedSource:
-    """The uploads, by their digests. One namespace reads nothing of another."""
+    """The uploads, by their digests. A namespace reads only its uploads."""
 
     accepted_options: frozenset[str] = frozenset()
     remote = False
@@ -22,7 +22,7 @@ class UploadedSource:
     def __init__(self, store: BlobStore, resolutions: ResolutionCache) -> None:
         self._store, self._resolutions = store, resolutions
 
-    def host(self, _: ResolveRequest, /) -> str:  # all of them are in this depot
+    def host(self, _: ResolveRequest, /) -> str:  # all uploads are in this depot
         return "depot"
 
     @contextlib.contextmanager
@@ -43,7 +43,7 @@ class UploadedSource:
 
 
 class UploadedSnapshot:
-    """The files of one upload, which never change."""
+    """The files of an upload. They never change."""
 
     marks: Marks | None = None
 
@@ -63,5 +63,5 @@ class UploadedSnapshot:
 def _missing(request: ResolveRequest) -> str:
     return (
         f"namespace {request.namespace} has uploaded no adapter {request.path[:71]}, or it was removed: "
-        "an upload that no LoRAAdapter names is kept for a few minutes; upload it again"
+        "an upload is kept for a few minutes unless a LoRAAdapter names it; upload it again"
     )
