@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.credentials import is_namespace, is_object_name, quoted_name
+from weft_depot.object_names import is_namespace, is_object_name, quoted_name
 
 
 class ConfigMaps(Protocol):

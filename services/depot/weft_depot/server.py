@@ -31,7 +31,7 @@ from weft.wire.multipart import FORM, FormError, boundary_of, form_pieces
 from weft.wire.serving import heartbeat
 from weft.wire.upload_rate import UploadTooSlow, at_least_rate
 from weft_depot import metrics
-from weft_depot.credentials import is_namespace
+from weft_depot.object_names import is_namespace
 from weft_depot.requests import ChangedRequest, RetainRequest
 from weft_depot.service import Depot, is_of_disk
 from weft_depot.uploads import SCHEME

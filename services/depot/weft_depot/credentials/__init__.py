@@ -7,14 +7,13 @@ first use, since Kubernetes's client takes a second.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.artifacts.errors import Reason, Refused
-from weft.domain.text import quoted
+from weft_depot.object_names import is_namespace, is_object_name, quoted_name
 
 if TYPE_CHECKING:
     from weft_depot.credentials.folder import FolderSecrets  # noqa: F401
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _LATER = {"folder": "FolderSecrets", "kubernetes": "KubernetesConfigMaps KubernetesSecrets api_client"}
 MAX_VALUE_BYTES = 1 << 14
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +76,6 @@ class NoSecrets:
         )
 
 
-def quoted_name(namespace: str, name: str) -> str:
-    """Return a Secret's name for messages: `namespace/name`."""
-    return quoted(f"{namespace}/{name}", 200).strip("'\"")
-
-
 def check_names(namespace: str, name: str) -> None:
     """Check that both are valid names of a namespace and a Secret, since they become paths. Raises
     Refused(SecretInvalid)."""
@@ -93,16 +85,6 @@ def check_names(namespace: str, name: str) -> None:
             f"Secret {quoted_name(namespace, name)}: credentialsRef.name is the name of a Secret in the same namespace "
             "(lower-case letters, digits, '-' and '.')",
         )
-
-
-def is_namespace(text: str) -> bool:
-    """Return whether a text is a DNS label (RFC 1123)."""
-    return bool(_LABEL.fullmatch(text))
-
-
-def is_object_name(text: str) -> bool:
-    """Return whether a text is a DNS subdomain (RFC 1123)."""
-    return bool(_SUBDOMAIN.fullmatch(text)) and ".." not in text
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,8 @@ import stat
 from pathlib import Path
 
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.credentials import MAX_VALUE_BYTES, Secret, check_names, quoted_name
+from weft_depot.credentials import MAX_VALUE_BYTES, Secret, check_names
+from weft_depot.object_names import quoted_name
 
 MAX_KEYS = 64
 

@@ -18,7 +18,8 @@ from weft.chat_template import TEMPLATE_FILE
 from weft.process import CannotStart
 from weft.trust import accept_private_authorities
 from weft_depot import config_maps
-from weft_depot.credentials import Secret, check_names, quoted_name
+from weft_depot.credentials import Secret, check_names
+from weft_depot.object_names import quoted_name
 
 if TYPE_CHECKING:  # its import takes a second of CPU time: only readers of Secrets pay for it
     from kubernetes.client import CoreV1Api

@@ -12,7 +12,8 @@ from pathlib import Path
 from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
-from weft_depot.credentials import Secret, is_namespace, is_object_name
+from weft_depot.credentials import Secret
+from weft_depot.object_names import is_namespace, is_object_name
 from weft_depot.sources.folder import FolderSnapshot, Root
 from weft_depot.sources.source import FileFilter, relative_parts
 
