@@ -135,8 +135,10 @@ BROUGHT = {
             "alpha_pattern": {r"^(?!.*layers\.0\.).*(?<=self_attn\.)(?!v)\w_proj": 128, r"\w+(?<!gate_)proj": 3},
         }
     ),
-    "ranks with flags": Brought({"rank_pattern": {r"(?i:Q)_proj": 3}}, warning="ranks are those of the tensors"),
-    "keys of no module": Brought({"alpha_pattern": {"base_model.model.q_proj": 1, "v_proj": 5}}, warning="matches"),
+    "ranks with flags": Brought({"rank_pattern": {r"(?i:Q)_proj": 3}}, warning="ranks come from the tensors"),
+    "keys of no module": Brought(
+        {"alpha_pattern": {"base_model.model.q_proj": 1, "v_proj": 5}}, warning="match no module of the file"
+    ),
     "fields of the future": Brought({"_note": "monday", "future_option": {"a": 1}}, warning="'_note', 'future_option'"),
     "PEFT's defaults": Brought({"r": None, "lora_alpha": None, "use_rslora": None, "exclude_modules": None}),
     "transposed": Brought({"fan_in_fan_out": True}, warning="fan_in_fan_out is True"),

@@ -209,7 +209,7 @@ async def test_who_waits_for_a_turn_gives_it_up_or_hears_that_the_store_is_busy(
     monkeypatch.setattr(transactions, "TURN_S", 0.01)
     holding = [asyncio.create_task(of_tenant(f"tenant-{place}", transact(engine, slow))) for place in range(turns)]
     await soon(slow.begun.wait())
-    with pytest.raises(StoreBusy, match="other transactions were not over"):
+    with pytest.raises(StoreBusy, match="earlier transactions took more than"):
         await write(engine, 2)
     monkeypatch.setattr(transactions, "TURN_S", 600.0)
     waiting = asyncio.create_task(write(engine, 3))

@@ -126,4 +126,4 @@ def test_a_database_of_a_newer_version_is_refused_by_name(tmp_path, scheduler):
         _, log = refused.communicate(timeout=PATIENCE_S)
     assert refused.returncode == 2
     assert "9999" in log
-    assert "does not know" in log
+    assert "unknown to this version" in log

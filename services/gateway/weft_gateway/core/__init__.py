@@ -8,6 +8,7 @@ from weft_gateway.core.answer_text import Detokeniser
 from weft_gateway.core.config import MAX_UNACKED, GatewayConfig
 from weft_gateway.core.connection_places import ConnectionPlaces
 from weft_gateway.core.events import (
+    PREDICTOR,
     SCHEDULER,
     OpenSession,
     PreparedRequest,
