@@ -38,8 +38,9 @@ from weft_depot.artifact_layout import (
 from weft_depot.config_maps import ConfigMaps, NoConfigMaps
 from weft_depot.core.fair_queue import QueueKey
 from weft_depot.credentials import NoSecrets, Secret, Secrets
+from weft_depot.files import Files
 from weft_depot.resolution_cache import CachedResolution, ResolutionCache
-from weft_depot.sources.source import ArtifactSource, Files, Snapshot, check_uri, source_of
+from weft_depot.sources.source import ArtifactSource, Snapshot, check_uri, source_of
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
