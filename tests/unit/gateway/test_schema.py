@@ -248,6 +248,14 @@ def test_what_cannot_go_together_is_refused(changes: dict[str, Any], param: str)
     assert caught.value.param == param
 
 
+def test_both_limits_of_a_chat_are_equal() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 3}
+    assert parse(ChatRequest, orjson.dumps(body | {"max_tokens": 3})).limit == 3
+    with pytest.raises(ParameterError) as caught:
+        parse(ChatRequest, orjson.dumps(body | {"max_tokens": 4}))
+    assert caught.value.param == "max_tokens"
+
+
 @pytest.mark.parametrize("mark", [b"[],", b"{},"])
 def test_a_body_of_too_many_arrays_and_objects_is_refused_before_it_is_parsed(mark: bytes) -> None:
     """Parsing holds the interpreter, and every stream of the gateway with it."""

@@ -557,7 +557,12 @@ class ChatRequest(ChatPrompt, Common):
     prompt_name: ClassVar[str] = "messages"
 
     echo: bool = Field(False, description="a last message that the answer goes on with stands before it")
-    max_completion_tokens: Whole | None = Field(None, ge=0, le=MAX_INT32, description="goes before max_tokens")
+    max_completion_tokens: Whole | None = Field(
+        None,
+        ge=0,
+        le=MAX_INT32,
+        description="tokens of an answer at most, reasoning included; max_tokens is its older name",
+    )
     logprobs: bool = Field(False, description="report the log probability of each token")
     top_logprobs: Whole = Field(0, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each")
     parallel_tool_calls: bool = Field(True, description="an answer may have several calls")
@@ -588,6 +593,9 @@ class ChatRequest(ChatPrompt, Common):
         super().check_together()
         if self.top_logprobs and not self.logprobs:
             raise ParameterError("top_logprobs is only taken with logprobs: true.", param="top_logprobs")
+        if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
+            text = f"expected max_tokens to equal max_completion_tokens or be absent, got {self.max_tokens}."
+            raise ParameterError(text, param="max_tokens")
 
 
 class CompletionRequest(Common):
