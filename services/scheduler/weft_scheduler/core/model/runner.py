@@ -184,12 +184,11 @@ class RunnerAccounts:
         """Free tokens, as in `free_tokens`; negative when waiting requests need more tokens than are free."""
         if self._spec is None:
             return 0
-        page_tokens, free_pages = self._spec.page_tokens, self._report.figures.free_pages - self.unacked_pages
-        free_tokens = (free_pages - self._report.overdue_pages) * page_tokens
-        if self.pooled is not None:
-            left = (free_pages + self.pooled.held_pages) * page_tokens - self.pooled.peak_tokens
-            free_tokens = min(free_tokens, left)
-        return free_tokens
+        free_pages = self._report.figures.free_pages - self.unacked_pages
+        if self.pooled is None:
+            return (free_pages - self._report.overdue_pages) * self._spec.page_tokens
+        expected_tokens = (free_pages + self.pooled.held_pages) * self._spec.page_tokens - self.pooled.peak_tokens
+        return min(expected_tokens, (free_pages - self._report.overdue_pages) * self._spec.page_tokens)
 
     @property
     def pending_prompt_tokens(self) -> int:
