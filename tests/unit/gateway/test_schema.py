@@ -133,7 +133,8 @@ def tool(**more: Any) -> dict[str, Any]:
         ({"tools": [tool()], "tool_choice": {"type": "function", "function": FUNCTION}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [PART | {"detail": "low"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "messages[0]"),
-        ({"messages": [{"role": "assistant", "reasoning": {"text": "a"}}]}, "messages[0].reasoning_content"),
+        ({"messages": [{"role": "assistant", "reasoning": {"text": "a"}}]}, "messages[0].reasoning"),
+        ({"messages": [{"role": "assistant", "thinking": 5}]}, "messages[0].thinking"),
         *(
             ({"messages": [{"role": "assistant", "tool_calls": [CALL, wrong]}]}, "messages[0].tool_calls[1]")
             for wrong in ({}, {"function": "f"}, {"function": {"arguments": "{}"}})

@@ -455,7 +455,9 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[Annotated[dict[str, Any], AfterValidator(_call)]] | None, Bounded] = None
-    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    reasoning_content: str | None = None  # last, so that an error names the field that was sent
 
     @model_validator(mode="before")
     @classmethod
