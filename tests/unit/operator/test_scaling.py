@@ -101,7 +101,7 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
     if answered:
         limits, asked = PhaseBounds(phase_groups(pool), least, share), ReplicaBounds(replicas, replicas)
         autoscaler.recommend(PoolLoad(split=True), asked, 0.0, window_s=60.0, work_s=30.0, keep=False, phases=limits)
-        report = PoolStatus(0, replicas, (), GENERATION, wanted=autoscaler.wanted)
+        report = PoolStatus(0, replicas, (), GENERATION, wanted=autoscaler.target)
     found, of_phase = sizes(pool, replicas, report, bounds, {}), Counter[str]()
     for group in groups:
         of_phase[group.phase] += found[group.name]
