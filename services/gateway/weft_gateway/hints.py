@@ -200,9 +200,9 @@ def take_hints(api: Api, value: dict[str, Any], known: Collection[str]) -> froze
     for path, places in () if _FIRST_NAMES[api].isdisjoint(value) else _IGNORED[api].items():
         if path and path[0] not in value:
             continue
-        for found in _objects(value, path):
-            for last in places.keys() & found.keys():
-                if (path or last not in known) and found.pop(last):
+        for part in _objects(value, path):
+            for last in places.keys() & part.keys():
+                if (path or last not in known) and part.pop(last):
                     names.add(places[last])
     return frozenset(names | (_leave_out_tools(api, value) if api in _FUNCTION else set()))
 
@@ -222,20 +222,20 @@ def _leave_out_tools(api: Api, value: dict[str, Any]) -> set[str]:
     """Take out the tools of known other types, and return their names in the table. Raises ParameterError."""
     served, left_out = _FUNCTION[api], _LEFT_OUT[api]
     tools: list[Any] = given if isinstance(given := value.get("tools"), list) else []
-    names, called, kept = set[str](), set[str](), list[Any]()
+    names, called, retained = set[str](), set[str](), list[Any]()
     for index, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str) or kind == served:
-            kept.append(tool)
+            retained.append(tool)
             continue
         if (name := left_out.get(_VERSION.sub("", kind))) is None:
-            where = f"tools[{index}].type"
-            text = f"{where}: expected {served}, got {kind[:MAX_KIND_CHARS]!r}. Leave this tool out."
-            raise ParameterError(text, param=where, code="unsupported_value")
+            path = f"tools[{index}].type"
+            text = f"{path}: expected {served}, got {kind[:MAX_KIND_CHARS]!r}. Leave this tool out."
+            raise ParameterError(text, param=path, code="unsupported_value")
         names.add(name)
         called.update(_names(tool))
     if names:
-        value["tools"] = kept
+        value["tools"] = retained
     match value.get("tool_choice"):
         case {**choice}:
             name = left_out.get(_VERSION.sub("", str(choice.get("type"))))

@@ -79,10 +79,10 @@ def keep_enforceable(schema: Any, options: Options, *, where: str = "") -> Any:
     fault = _find_fault(schema, options, schema)
     if not fault:
         return schema
-    kept = _drop_faults(schema, options)
+    enforceable = _drop_faults(schema, options)
     if options["lenient"]:
-        return kept
-    path, part = _find_dropped(schema, kept)
+        return enforceable
+    path, part = _find_dropped(schema, enforceable)
     places = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in path)
     place = f"{where}{places}".removeprefix(".")
     raise ValueError(f"{place}: {_find_fault(part, options, schema) or fault}" if place else fault)
@@ -109,22 +109,22 @@ def _drop_faults(schema: Any, options: Options) -> Any:
 def _keep(schema: Any, options: Options, root: Any) -> Any:
     if not _find_fault(schema, options, root):
         return schema
-    kept: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, value in schema.items() if isinstance(schema, dict) else ():
         inside = _inside(key, value, partial(_keep, options=options, root=root))
-        if not _find_fault({**kept, key: inside}, options, root):
-            kept[key] = inside
-    return kept
+        if not _find_fault({**members, key: inside}, options, root):
+            members[key] = inside
+    return members
 
 
-def _find_dropped(schema: Any, kept: Any) -> tuple[list[Any], Any]:
+def _find_dropped(schema: Any, enforceable: Any) -> tuple[list[Any], Any]:
     """Return the path to the first part of a schema that another, made of it, lacks, and the schema that had it."""
     steps: Any = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
     for step, value in steps:
-        if isinstance(kept, dict) and step not in kept:
+        if isinstance(enforceable, dict) and step not in enforceable:
             return [step], schema
-        if value != kept[step]:
-            path, part = _find_dropped(value, kept[step])
+        if value != enforceable[step]:
+            path, part = _find_dropped(value, enforceable[step])
             return [step, *path], part
     return [], schema
 
