@@ -48,22 +48,22 @@ class Offsets:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def of(self, group: Group) -> float:
+    def of_group(self, group: Group) -> float:
         """The offset of a tenant's adapter in log tokens, else the adapter's; 0 for one never seen."""
         window = self._windows.get(group) or self._windows.get(("", group[1]))
         return window.offset if window else 0.0
 
-    def before(self, group: Group, then: int) -> float | None:
-        """About the offset of an adapter when the model had learned `then` outcomes; None: it is forgotten."""
+    def at_version(self, group: Group, version: int) -> float | None:
+        """About the offset of an adapter when the model had learned `version` outcomes; None: it is forgotten."""
         window = self._windows.get(group)
-        if window is None or then > window.forgotten:
-            past = (offset for changed_at, offset in window.history if changed_at >= then) if window else ()
-            return next(iter(past), self.of(group))
+        if window is None or version > window.forgotten:
+            past = (offset for changed_at, offset in window.history if changed_at >= version) if window else ()
+            return next(iter(past), self.of_group(group))
         return None
 
     def learn(self, group: Group, residual: float, now: int = 0) -> None:
         """Learn one more residual (log length minus the ridge's answer). `now`: outcomes learned before."""
-        self._windows.touch(group, lambda: _Window(self.of(group))).append(residual, now)
+        self._windows.touch(group, lambda: _Window(self.of_group(group))).append(residual, now)
 
     def items(self) -> Iterable[tuple[Group, list[float]]]:
         """Group and residuals, oldest first: with `prior` the part of the checkpoint."""
