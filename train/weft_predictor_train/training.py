@@ -241,11 +241,11 @@ def _calibrate(model: RidgeModel, shared: Sequence[float], rows: Sequence[Answer
     target = [float(np.log(row.tokens)) for row in rows]
     for row, real, base in zip(rows, target, shared, strict=True):
         model.offsets.learn(_group(row), real - base)
-    centres = [base + model.offsets.of(_group(row)) for row, base in zip(rows, shared, strict=True)]
+    centres = [base + model.offsets.log_offset(_group(row)) for row, base in zip(rows, shared, strict=True)]
     for real, centre in zip(target, centres, strict=True):
         model.residual_scale.learn(centre, real - centre)
     for row, real, centre in zip(rows, target, centres, strict=True):
-        model.calibrators.learn(_group(row), (real - centre) / model.residual_scale.of(centre))
+        model.calibrators.learn(_group(row), (real - centre) / model.residual_scale.scale_at(centre))
 
 
 def _group(row: AnsweredPrompt) -> Group:

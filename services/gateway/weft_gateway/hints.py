@@ -190,19 +190,19 @@ def ignored_header(names: Collection[str]) -> dict[str, str]:
     return {HEADER: ", ".join(sorted(names))} if names else {}
 
 
-def take_hints(api: Api, value: dict[str, Any], known: Collection[str]) -> frozenset[str]:
+def take_hints(api: Api, value: dict[str, Any], served: Collection[str]) -> frozenset[str]:
     """Take out of a request what its API ignores, and return the names of what asked for something.
 
-    `known`: the parameters that are served. Raises ParameterError for a tool of an unknown type, and for a
+    `served`: the parameters that are served. Raises ParameterError for a tool of an unknown type, and for a
     `tool_choice` of a tool that is left out.
     """
     names = set[str]()
     for path, places in () if _FIRST_NAMES[api].isdisjoint(value) else _IGNORED[api].items():
         if path and path[0] not in value:
             continue
-        for found in _objects(value, path):
-            for last in places.keys() & found.keys():
-                if (path or last not in known) and found.pop(last):
+        for part in _objects(value, path):
+            for last in places.keys() & part.keys():
+                if (path or last not in served) and part.pop(last):
                     names.add(places[last])
     return frozenset(names | (_leave_out_tools(api, value) if api in _FUNCTION else set()))
 
@@ -221,21 +221,21 @@ def _objects(value: dict[str, Any], path: tuple[str, ...]) -> Iterator[dict[str,
 def _leave_out_tools(api: Api, value: dict[str, Any]) -> set[str]:
     """Take out the tools of known other types, and return their names in the table. Raises ParameterError."""
     served, left_out = _FUNCTION[api], _LEFT_OUT[api]
-    tools: list[Any] = given if isinstance(given := value.get("tools"), list) else []
-    names, called, kept = set[str](), set[str](), list[Any]()
+    tools: list[Any] = entries if isinstance(entries := value.get("tools"), list) else []
+    names, called, remaining = set[str](), set[str](), list[Any]()
     for index, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str) or kind == served:
-            kept.append(tool)
+            remaining.append(tool)
             continue
         if (name := left_out.get(_VERSION.sub("", kind))) is None:
-            where = f"tools[{index}].type"
-            text = f"{where}: expected {served}, got {kind[:MAX_KIND_CHARS]!r}. Leave this tool out."
-            raise ParameterError(text, param=where, code="unsupported_value")
+            param = f"tools[{index}].type"
+            text = f"{param}: expected {served}, got {kind[:MAX_KIND_CHARS]!r}. Leave this tool out."
+            raise ParameterError(text, param=param, code="unsupported_value")
         names.add(name)
         called.update(_names(tool))
     if names:
-        value["tools"] = kept
+        value["tools"] = remaining
     match value.get("tool_choice"):
         case {**choice}:
             name = left_out.get(_VERSION.sub("", str(choice.get("type"))))

@@ -118,28 +118,28 @@ _ADVICE = {
 }
 
 
-def tolerated(value: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The parameters that have an effect, or that have to be refused; `known`: those that are served."""
-    return {name: item for name, item in value.items() if item is not None and not _ineffective(name, item, known)}
+def tolerated(value: Mapping[str, Any], served: Collection[str]) -> dict[str, Any]:
+    """The parameters that have an effect, or that have to be refused; `served`: those that are served."""
+    return {name: item for name, item in value.items() if item is not None and not _ineffective(name, item, served)}
 
 
-def _ineffective(name: str, item: Any, known: Collection[str]) -> bool:
-    if name in known:
+def _ineffective(name: str, item: Any, served: Collection[str]) -> bool:
+    if name in served:
         return False
     return item in NEUTRAL.get(name, ()) or (name in OFF and not item)
 
 
-def unknown_of(value: Mapping[str, Any], known: Collection[str]) -> str | None:
+def unknown_of(value: Mapping[str, Any], served: Collection[str]) -> str | None:
     """The first name of an object inside a request that nobody knows, cut; null counts as absent."""
-    return next((name[:64] for name, item in value.items() if item is not None and name not in known), None)
+    return next((name[:64] for name, item in value.items() if item is not None and name not in served), None)
 
 
-def check_names(where: str, value: Mapping[str, Any], known: Collection[str]) -> None:
+def check_names(place: str, value: Mapping[str, Any], served: Collection[str]) -> None:
     """Check that an object inside a request has known names alone. Raises ParameterError."""
-    if unknown := unknown_of(value, known):
-        others = f"; {', '.join(known)} {'is' if len(known) == 1 else 'are'}." if known else ": leave it out."
-        text = f"{where}.{unknown} is not supported{others}"
-        raise ParameterError(text, param=f"{where}.{unknown}", code="unsupported_parameter")
+    if unknown := unknown_of(value, served):
+        remedy = f"; {', '.join(served)} {'is' if len(served) == 1 else 'are'}." if served else ": leave it out."
+        text = f"{place}.{unknown} is not supported{remedy}"
+        raise ParameterError(text, param=f"{place}.{unknown}", code="unsupported_parameter")
 
 
 def advice(parameter: str) -> str:

@@ -109,15 +109,15 @@ def read_shape(config: JsonObject) -> EncoderShape:
     if kind not in NAMES:
         raise CorruptModel(f"model_type is {kind!r}, not {' or '.join(NAMES)}")
 
-    def number(field: str, most: int) -> int:
+    def number(field: str, maximum: int) -> int:
         value: Any = config.get(field)
-        if not is_int(value) or not 1 <= value <= most:
-            raise CorruptModel(f"{field} is {value!r}, not within 1..{most}")
+        if not is_int(value) or not 1 <= value <= maximum:
+            raise CorruptModel(f"{field} is {value!r}, not within 1..{maximum}")
         return value
 
     if (activation := config.get(ACTIVATION[kind], "gelu")) != "gelu":
         raise CorruptModel(f"{ACTIVATION[kind]} is {activation!r}; only gelu is computed here")
-    numbers = {name: number(*of) for name, of in FIELDS[kind].items()}
+    numbers = {name: number(*bounds) for name, bounds in FIELDS[kind].items()}
     if numbers["dim"] % numbers["heads"]:
         raise CorruptModel(f"{numbers['dim']} channels cannot be shared by {numbers['heads']} heads")
     edges: Any = config.get(BUCKETS_KEY, list(tenths(MAX_CONTEXT_TOKENS)))
@@ -162,7 +162,7 @@ def _read_weights(raw: bytes) -> dict[str, Array]:
     return weights
 
 
-def _bounded(path: Path, most: int) -> bytes:
-    if (size := path.stat().st_size) > most:
-        raise CorruptModel(f"{path}: {size} bytes, the limit is {most}")
+def _bounded(path: Path, max_bytes: int) -> bytes:
+    if (size := path.stat().st_size) > max_bytes:
+        raise CorruptModel(f"{path}: {size} bytes, the limit is {max_bytes}")
     return path.read_bytes()

@@ -18,8 +18,8 @@ class CorruptModel(PredictorError):
 class OtherLayout(CorruptModel):
     """A saved model of another version: whole, but not for this one."""
 
-    def __init__(self, layout: int, own: int) -> None:
-        super().__init__(f"layout {layout}, this version reads {own}")
+    def __init__(self, layout: int, expected: int) -> None:
+        super().__init__(f"layout {layout}, this version reads {expected}")
         self.layout = layout
 
 

@@ -88,11 +88,11 @@ class ModelWatch:
 
     async def check_files(self) -> None:
         """Read files that have changed since they were read, and not since the last check: they are whole."""
-        found = _files(self._path)
-        settled, self._seen = found == self._seen, found
-        if not settled or found == self._read:
+        files = _files(self._path)
+        settled, self._seen = files == self._seen, files
+        if not settled or files == self._read:
             return
-        self._read = found
+        self._read = files
         try:
             model = await asyncio.to_thread(read_model, self._path)
         except (PredictorError, OSError) as error:
@@ -103,12 +103,12 @@ class ModelWatch:
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
     """List name, size and time of change of each file of a model that is there."""
-    found = list[tuple[str, int, int]]()
+    files = list[tuple[str, int, int]]()
     for name in (CONFIG, TOKENIZER, WEIGHTS, CALIBRATION) if path.is_dir() else ("",):
         with contextlib.suppress(FileNotFoundError):
             status = (path / name).stat()
-            found.append((name, status.st_size, status.st_mtime_ns))
-    return found
+            files.append((name, status.st_size, status.st_mtime_ns))
+    return files
 
 
 def _load_saved(path: Path, read: Callable[[Arrays], RidgeModel]) -> RidgeModel | None:

@@ -90,10 +90,10 @@ class AdminServer(AdminServicer):
             new = _declaration(request)
         except (PeerError, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        found = await self._change(context, declared_keys.declare(self._engine, new, now_unix_ms=_now()))
-        if isinstance(found, declared_keys.Refusal):
-            return pb.DeclareKeyResponse(outcome=found.name)
-        return pb.DeclareKeyResponse(outcome=pb.DeclareKeyResponse.DECLARED, key_id=found.key_id)
+        outcome = await self._change(context, declared_keys.declare(self._engine, new, now_unix_ms=_now()))
+        if isinstance(outcome, declared_keys.Refusal):
+            return pb.DeclareKeyResponse(outcome=outcome.name)
+        return pb.DeclareKeyResponse(outcome=pb.DeclareKeyResponse.DECLARED, key_id=outcome.key_id)
 
     async def WithdrawKey(self, request: pb.WithdrawKeyRequest, context: "Context") -> pb.WithdrawKeyResponse:
         if not request.owner:
@@ -131,10 +131,12 @@ class AdminServer(AdminServicer):
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: "Context") -> pb.GetUsageResponse:
         """Answer with the rows that fit in a message, the oldest days first."""
-        since = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
-        most = MAX_USAGE_ROWS + 1
-        found = usage.since(self._engine, since, namespace=request.namespace, by_key=request.by_key, max_rows=most)
-        rows = await _read(context, found)
+        first_day = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
+        max_rows = MAX_USAGE_ROWS + 1
+        query = usage.since(
+            self._engine, first_day, namespace=request.namespace, by_key=request.by_key, max_rows=max_rows
+        )
+        rows = await _read(context, query)
         response = pb.GetUsageResponse(more=len(rows) > MAX_USAGE_ROWS)
         for row in rows[:MAX_USAGE_ROWS]:
             response.rows.add(
@@ -164,9 +166,9 @@ class AdminServer(AdminServicer):
     async def _change(self, context: "Context", change: Awaitable[T]) -> T:
         """Await a change of the store, and send the scheduler what follows from it."""
         async with _available(context):
-            found = await change
+            changed = await change
             await self.send_keys()
-        return found
+        return changed
 
     async def send_keys(self) -> None:
         """Send the scheduler all keys in force."""
@@ -176,7 +178,11 @@ class AdminServer(AdminServicer):
             rules = defaultdict[str, list[LimitRule]](list)
             for rule in await self._rules():
                 rules[rule.subject].append(rule)
-            of_namespaces = [KeyRoute(name, "", "", limits=tuple(of)) for name, of in rules.items() if _is_entry(name)]
+            of_namespaces = [
+                KeyRoute(name, "", "", limits=tuple(namespace_rules))
+                for name, namespace_rules in rules.items()
+                if _is_entry(name)
+            ]
             routes = (*(_route(key, rules) for key in in_force), *of_namespaces)
             self._supervisor.set_keys(routes, version=1 + mark[0].keys)
             self._sent = mark
@@ -197,10 +203,12 @@ class AdminServer(AdminServicer):
             return rules
         today, daily = datetime.now(UTC).date(), [rule for rule in rules if rule.tokens_per_day]
         by_model = {_name_of(rule) for rule in daily if rule.model and not _is_of_key(rule)}
-        used = {f"namespace/{name}": of for name, of in (await usage.tokens(self._engine, today, by_model)).items()}
+        used = {
+            f"namespace/{name}": tokens for name, tokens in (await usage.tokens(self._engine, today, by_model)).items()
+        }
         if of_keys := {_name_of(rule) for rule in daily if _is_of_key(rule)}:
-            found = await usage.tokens_of_keys(self._engine, today, of_keys)
-            used |= {f"key/{key_id}": of for key_id, of in found.items()}
+            by_key = await usage.tokens_of_keys(self._engine, today, of_keys)
+            used |= {f"key/{key_id}": tokens for key_id, tokens in by_key.items()}
         return with_spent(rules, used, today)
 
     async def follow_keys(self, every_s: float) -> None:
@@ -249,13 +257,13 @@ def _declaration(m: pb.KeyDeclaration) -> declared_keys.Declaration:
         raise ValueError("an object of a namespace declares no key of the platform")
     if not HASH.fullmatch(m.key_hash):
         raise ValueError("key_hash is not the SHA-256 of a key, in hex")
-    asked = pb.CreateKeyRequest(
+    key_request = pb.CreateKeyRequest(
         namespace=m.namespace, scope=m.scope, models=m.models, expires_unix_ms=m.expires_unix_ms
     )
     rule = pb.LimitRule()
     rule.CopyFrom(m.limits)
     rule.subject, rule.model = f"key/{m.key_hash[:8]}", declared_keys.EVERY_MODEL
-    return declared_keys.Declaration(m.owner, m.key_hash, _grant(asked, _now()), m.note, LIMIT_RULE.read(rule))
+    return declared_keys.Declaration(m.owner, m.key_hash, _grant(key_request, _now()), m.note, LIMIT_RULE.read(rule))
 
 
 def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRoute:
@@ -313,10 +321,10 @@ async def _available(context: "Context") -> AsyncGenerator[None, None]:
         await context.abort(grpc.StatusCode.UNAVAILABLE, f"store: {error}")
 
 
-async def _read(context: "Context", what: Awaitable[T]) -> T:
+async def _read(context: "Context", query: Awaitable[T]) -> T:
     """Await what the store has to tell."""
     async with _available(context):
-        return await what
+        return await query
 
 
 def _now() -> int:

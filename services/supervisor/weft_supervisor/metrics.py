@@ -19,8 +19,8 @@ FEEDBACK_PENDING = Gauge("weft_supervisor_feedback_pending", "Outcomes that the 
 TERM = Gauge("weft_supervisor_highest_term", "The highest scheduler term seen")
 
 
-def update(supervisor: Supervisor, before: Counters) -> Counters:
-    """Set the gauges from the core; add what its counters grew by since `before`. Returns the counters now."""
+def update(supervisor: Supervisor, previous: Counters) -> Counters:
+    """Set the gauges from the core; add what its counters grew by since `previous`. Returns the counters now."""
     for gauge in (RUNNERS, PAGES, SEQUENCES):
         gauge.clear()  # a pool that has gone leaves no stale figure
     for book in supervisor.live():
@@ -30,7 +30,7 @@ def update(supervisor: Supervisor, before: Counters) -> Counters:
         for name in ("total", "free", "reserved", "used"):
             PAGES.labels(pool, name).set(getattr(memory, f"{name}_pages"))
     now = supervisor.counters()
-    for counter, value, old in zip((GROWN_PAGES, PREEMPTS, DOUBLINGS, LOST), now, before, strict=True):
+    for counter, value, old in zip((GROWN_PAGES, PREEMPTS, DOUBLINGS, LOST), now, previous, strict=True):
         counter.inc(max(value - old, 0))
     TERM.set(supervisor.highest_term)
     return now

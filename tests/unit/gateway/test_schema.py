@@ -96,7 +96,7 @@ def test_what_asks_for_what_happens_anyway_changes_nothing(kind: type[Any]) -> N
         found = parse(kind, orjson.dumps(good | value))
         kept = {"top_k": plain.top_k, "structured_outputs": None, "response_format": None}
         assert found.model_copy(update=kept).model_dump() == plain.model_dump(), value
-        assert select_form(found, TemplateForms.of(None), "").output is None, value
+        assert select_form(found, TemplateForms.scan(None), "").output is None, value
 
 
 PART: dict[str, Any] = {"type": "text", "text": "one "}

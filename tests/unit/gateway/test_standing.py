@@ -27,7 +27,7 @@ def test_an_adapter_stands_where_its_next_request_would(
     pool: PoolRoute | None, places: list[FleetAdapter], up: bool, state: str, why: str
 ) -> None:
     found = standing(pool, places, 30.0, scheduler_up=up)
-    assert (found.state, why in found.why) == (state, True)
+    assert (found.state, why in found.reason) == (state, True)
 
 
 def test_every_place_of_an_adapter_is_found() -> None:

@@ -69,7 +69,7 @@ def written(form: ToolFormat, made: list[tuple[str, Any]]) -> str:
     if form is MISTRAL_NAMED:
         return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(given)}" for name, given in made)
     objects = [json.dumps({"name": name, form.arguments: given}, ensure_ascii=False) for name, given in made]
-    return form.first + form.between.join(form.begin + one + form.end for one in objects) + form.last
+    return form.first + form.separator.join(form.begin + one + form.end for one in objects) + form.last
 
 
 def cut(text: str, at: list[int]) -> list[str]:
@@ -293,7 +293,7 @@ def answered(form: ToolFormat, chunks: list[str]) -> tuple[str, list[tuple[str, 
 
 
 def format_of(template: str, parser: str = "") -> ToolFormat:
-    return TemplateForms.of(ChatTemplate(template, {})).tool_format(parser)
+    return TemplateForms.scan(ChatTemplate(template, {})).tool_format(parser)
 
 
 def test_the_form_shows_in_the_template() -> None:

@@ -72,7 +72,7 @@ def test_it_never_stops_learning():
 
 def test_how_far_off_answers_are_is_learned_by_octave_and_read_on_lines_between_their_middles():
     scale, octave = ResidualScale(np.arange(20.0) ** 2, np.full(20, 1.0)), math.log(2.0)
-    found = [scale.of(octaves * octave) for octaves in (-9.0, 0.5, 3.5, 3.75, 18.75, 19.5, 99.0)]
+    found = [scale.scale_at(octaves * octave) for octaves in (-9.0, 0.5, 3.5, 3.75, 18.75, 19.5, 99.0)]
     assert found == pytest.approx([0.0, 0.0, 9.0, 10.75, 333.25, 361.0, 361.0])
     for octaves, residual in ((3.2, -7.0), (-1.0, 1.0), (99.0, 21.0)):
         scale.learn(octaves * octave, residual)

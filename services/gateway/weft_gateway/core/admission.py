@@ -107,12 +107,12 @@ class Admission:
         """
         if self.draining:
             return "draining"
-        if not self._routes.known:
+        if not self._routes.is_loaded:
             return "no route table from the scheduler yet"
         digests = sorted({pool.base_digest for pool in self._routes.pools.values() if pool.base_digest})
         tokenizers = [self._tokenizer(digest) for digest in digests]
-        loading = [one for one in tokenizers if one.state is TokenizerState.LOADING]
-        if not loading or any(one.state is TokenizerState.READY for one in tokenizers):
+        loading = [tokenizer for tokenizer in tokenizers if tokenizer.state is TokenizerState.LOADING]
+        if not loading or any(tokenizer.state is TokenizerState.READY for tokenizer in tokenizers):
             return None
         digest, problem = loading[0].digest, loading[0].problem
         return f"no tokenizer could be loaded: {problem}" if problem else f"loading the tokenizer of {digest}"
@@ -150,7 +150,7 @@ class Admission:
 
     def _next_step(self, arrival: Arrival, now: float) -> Answer:
         """Whether a request may take its next step, which its pool tells: it has one from `resolve` on."""
-        if not arrival.pool and self._routes.known:
+        if not arrival.pool and self._routes.is_loaded:
             return Proceed(arrival.request_id)
         if failure := self.refusal(now, arrival.priority):
             return self._refuse(arrival, failure)
@@ -226,8 +226,8 @@ class Admission:
 
     def on_routes(self) -> list[Effect]:
         """A route table is there."""
-        held = [arrival for arrival in self._arrivals.values() if arrival.stage is Stage.ROUTES]
-        return [self._proceed(arrival) for arrival in held]
+        waiting = [arrival for arrival in self._arrivals.values() if arrival.stage is Stage.ROUTES]
+        return [self._proceed(arrival) for arrival in waiting]
 
     def on_tokenizer(self, event: TokenizerChanged) -> list[Effect]:
         if event.state is TokenizerState.REMOVED:
@@ -248,13 +248,13 @@ class Admission:
     def drain(self) -> list[Effect]:
         """Take no more requests, and refuse those that are held."""
         self.draining = True
-        held = [one for one in self._arrivals.values() if one.stage in (Stage.ROUTES, Stage.TOKENIZER)]
-        return [self._refuse(arrival, STOPPING) for arrival in held]
+        waiting = [entry for entry in self._arrivals.values() if entry.stage in (Stage.ROUTES, Stage.TOKENIZER)]
+        return [self._refuse(arrival, STOPPING) for arrival in waiting]
 
     def check(self, active_batch: int) -> None:
         """`active_batch`: submitted answers of batch priority. Raises AssertionError."""
-        assert self.arriving == sum(one.n for one in self._arrivals.values()), "requests before their submission"
-        arriving_batch = sum(one.n for one in self._arrivals.values() if one.priority is Priority.BATCH)
+        assert self.arriving == sum(entry.n for entry in self._arrivals.values()), "requests before their submission"
+        arriving_batch = sum(entry.n for entry in self._arrivals.values() if entry.priority is Priority.BATCH)
         assert self.batch == active_batch + arriving_batch, "answers of batch priority"
         for arrival in self._arrivals.values():
             waits = arrival.stage is not Stage.SHELL
@@ -267,9 +267,9 @@ class Admission:
         unknown = TokenizerState.LOADING if digest else TokenizerState.REMOVED
         return self._tokenizers.get(digest) or TokenizerChanged(digest, unknown)
 
-    def _wait(self, arrival: Arrival, stage: Stage, until: float) -> None:
-        arrival.stage, arrival.due = stage, until
-        self._timers.set((Deadline.ARRIVAL, arrival.request_id), until)
+    def _wait(self, arrival: Arrival, stage: Stage, due: float) -> None:
+        arrival.stage, arrival.due = stage, due
+        self._timers.set((Deadline.ARRIVAL, arrival.request_id), due)
 
     def _proceed(self, arrival: Arrival) -> Proceed:
         self._end_wait(arrival)

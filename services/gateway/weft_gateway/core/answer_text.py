@@ -45,7 +45,7 @@ class AnswerText:
         A stop token is one of the answer's, but its text is not, unless the request has it included. Stop strings are
         looked for behind the first `min_tokens` (as in vLLM).
         """
-        text, stops, held, request = "", self._stops, self._logprobs, self._request
+        text, stops, logprobs, request = "", self._stops, self._logprobs, self._request
         ends_at = len(event.tokens) - 1 if event.finish is FinishReason.STOP else None
         for index, token in enumerate(event.tokens[: request.max_tokens - len(tokens)]):
             tokens.append(token)
@@ -54,8 +54,8 @@ class AnswerText:
             if self._starts is not None:
                 self._starts.append(self._chars)
                 self._chars += len(chars)
-            if held is not None:
-                held.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
+            if logprobs is not None:
+                logprobs.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
             text += chars if len(tokens) <= request.sampling.min_tokens else stops.push(chars)
             if stops.matched:
                 self.stop = stops.matched
@@ -109,7 +109,7 @@ class StopMatcher:
             raise ValueError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters")
         self._stops, self._include = tuple(stops), include
         self._begun = [0] * len(stops)  # characters at the text's end that begin each stop string
-        self._held = ""  # the longest of these ends
+        self._pending = ""  # the longest of these ends
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
@@ -119,30 +119,30 @@ class StopMatcher:
         """
         if self.matched or not self._stops:
             return "" if self.matched else text
-        held, text = len(self._held), self._held + text
+        pending_chars, text = len(self._pending), self._pending + text
         size = keep = len(text)
-        found: list[tuple[int, int]] = []
+        matches: list[tuple[int, int]] = []
         for index, stop in enumerate(self._stops):
-            start = held - self._begun[index]
+            start = pending_chars - self._begun[index]
             if (match := text.find(stop, start)) >= 0:
-                found.append((match + len(stop), match))
+                matches.append((match + len(stop), match))
                 continue
             start = text.find(stop[0], max(start, size - len(stop)))
             while start >= 0 and not stop.startswith(text[start:]):
                 start = text.find(stop[0], start + 1)
             self._begun[index] = size - start if start >= 0 else 0
             keep = min(keep, size - self._begun[index])
-        if found:
-            end, start = min(found)
+        if matches:
+            end, start = min(matches)
             self.matched = text[start:end]
             return text[: end if self._include else start]
-        self._held = text[keep:]
+        self._pending = text[keep:]
         return text[:keep]
 
     def flush(self) -> str:
         """The text that was held back, at the end of the answer."""
-        held, self._held = self._held, ""
-        return "" if self.matched else held
+        pending, self._pending = self._pending, ""
+        return "" if self.matched else pending
 
 
 class _Held(NamedTuple):
@@ -155,7 +155,7 @@ class HeldLogprobs:
 
     def __init__(self, bytes_of: BytesOf) -> None:
         self._bytes_of = bytes_of
-        self._held: deque[_Held] = deque()
+        self._pending: deque[_Held] = deque()
         self._decoded = self._released = 0  # characters
         self._begun = b""  # of a character
 
@@ -163,21 +163,21 @@ class HeldLogprobs:
         """Hold a token that completed `chars` characters and leaves the bytes `begun` of an unfinished one behind."""
         start = self._decoded + self._closes(token)
         self._decoded, self._begun = self._decoded + chars, begun
-        self._held.append(_Held(TokenLogprobOut(token, logprob, start), self._decoded + bool(begun)))
+        self._pending.append(_Held(TokenLogprobOut(token, logprob, start), self._decoded + bool(begun)))
 
     def release(self, chars: int) -> tuple[TokenLogprobOut, ...]:
         """The tokens that are whole after this many more characters of text."""
         self._released += chars
         released: list[TokenLogprobOut] = []
-        while self._held and self._held[0].end <= self._released:
-            released.append(self._held.popleft().token)
+        while self._pending and self._pending[0].end <= self._released:
+            released.append(self._pending.popleft().token)
         return tuple(released)
 
     def cut(self) -> tuple[TokenLogprobOut, ...]:
         """The token that a stop string cuts at the end of the released text, if there is one. No other follows."""
         cut: list[TokenLogprobOut] = []
-        while self._held and self._held[0].token.start < self._released:
-            cut.append(self._held.popleft().token)
+        while self._pending and self._pending[0].token.start < self._released:
+            cut.append(self._pending.popleft().token)
         return tuple(cut)
 
     def _closes(self, token: int) -> bool:

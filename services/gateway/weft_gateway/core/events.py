@@ -67,8 +67,8 @@ class PreparedRequest:
     answers: tuple[str, ...] = field(init=False)  # their ids
 
     def __post_init__(self) -> None:
-        one, n = (self.request_id,), self.n
-        object.__setattr__(self, "answers", one if n == 1 else tuple(f"{self.request_id}/{i}" for i in range(n)))
+        single, n = (self.request_id,), self.n
+        object.__setattr__(self, "answers", single if n == 1 else tuple(f"{self.request_id}/{i}" for i in range(n)))
 
 
 # ---------------------------------------------------------------- events

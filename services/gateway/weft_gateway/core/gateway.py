@@ -73,7 +73,7 @@ class Gateway:
         self._acking = False  # draining, and every answer has ended
 
     @property
-    def held(self) -> int:
+    def unplaced(self) -> int:
         """Answers that no runner has."""
         return sum(stream.running is None for stream in self.requests.values())
 
@@ -163,8 +163,8 @@ class Gateway:
 
     def _abandon(self, request_id: str, now: float) -> list[Effect]:
         """End what is left of a request. Harmless after the end."""
-        gone = events.ClientGone(request_id)
-        return [effect for answer in self._answers.get(request_id, ()) for effect in self._apply(answer, gone, now)]
+        event = events.ClientGone(request_id)
+        return [effect for answer in self._answers.get(request_id, ()) for effect in self._apply(answer, event, now)]
 
     def _resubmit(self, now: float) -> Iterator[Effect]:
         """Everything that counts: what is held or runs, what has ended."""
@@ -195,17 +195,17 @@ class Gateway:
                 raise TypeError(f"no message for a gateway: {message!r}")
 
     def _on_routes(self, change: Routes, now: float) -> list[Effect]:
-        first = not self.routes.known
+        first = not self.routes.is_loaded
         try:
             pools = self.routes.take(change)
         except RoutesGap:
-            asked, self._resyncing = self._resyncing, True
-            return [] if asked else [Send(SCHEDULER, ResyncRoutes())]
+            already_resyncing, self._resyncing = self._resyncing, True
+            return [] if already_resyncing else [Send(SCHEDULER, ResyncRoutes())]
         self._resyncing = False
         effects: list[Effect] = []
         if pools or not change.more:
             effects.append(events.RoutesChanged(first or bool(pools)))
-        if self.routes.known:
+        if self.routes.is_loaded:
             effects += self.admission.on_routes()
         for pool in pools:
             effects += self._on_availability(pool, now)
@@ -244,17 +244,17 @@ class Gateway:
             case _:
                 return []  # Draining: Ended follows for each sequence
         effects: list[Effect] = []
-        for one in spoken:
-            stream = self.requests.get(one.request_id)
+        for part in spoken:
+            stream = self.requests.get(part.request_id)
             if stream is None:
                 continue
             running = stream.running
-            foreign = running and running.epoch == one.epoch and running.runner != session.runner
+            foreign = running and running.epoch == part.epoch and running.runner != session.runner
             if foreign and not stream.speaks(session.runner):
-                reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
+                reason = f"it speaks for request {part.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._advance(stream, one, now, session.runner)
+            effects += self._advance(stream, part, now, session.runner)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -267,12 +267,12 @@ class Gateway:
         self.sessions.remove(session)
         return self._lose(session, event.reason if session.ready else f"no session: {event.reason}", now)
 
-    def _on_runner_gone(self, gone: RunnerGone, now: float) -> list[Effect]:
+    def _on_runner_gone(self, event: RunnerGone, now: float) -> list[Effect]:
         """End the session to a runner without a lease, unless the runner may be alive and answers."""
-        session = self.sessions.get(runner_peer(gone.runner))
+        session = self.sessions.get(runner_peer(event.runner))
         if session is None:
-            return [Send(SCHEDULER, RunnerChecked(gone.runner, alive=False))] if gone.unless_alive else []
-        session.checking = gone.unless_alive
+            return [Send(SCHEDULER, RunnerChecked(event.runner, alive=False))] if event.unless_alive else []
+        session.checking = event.unless_alive
         if session.checking and session.ready:
             return [events.CheckSession(session.peer)]
         return self._close(session, "its lease ran out", now)
@@ -307,20 +307,20 @@ class Gateway:
         self, stream: RequestStream, event: StreamEvent, now: float, runner: RunnerId | None = None
     ) -> list[Effect]:
         """`runner`: that has sent the event. A bug ends this answer, and no other."""
-        request_id, before, deadline = stream.request_id, stream.runners, stream.hold_deadline
+        request_id, left, deadline = stream.request_id, stream.runners, stream.hold_deadline
         try:
             effects: list[Effect] = stream.handle(event, now, runner)  # pyright: ignore[reportAssignmentType] (a new list)
-            after = stream.runners
-            if after is before and after:
+            entered = stream.runners
+            if entered is left and entered:
                 return effects  # nothing but tokens
-            for one in before:
-                if one not in after:
-                    self.sessions.leave(one.peer, request_id, now)
+            for runner_left in left:
+                if runner_left not in entered:
+                    self.sessions.leave(runner_left.peer, request_id, now)
             opened: list[Effect] = []
-            for one in after:
-                for old in self.sessions.replaced_by(one):
+            for runner_left in entered:
+                for old in self.sessions.replaced_by(runner_left):
                     opened += self._close(old, "a new incarnation took its place", now)
-                opened += self.sessions.enter(one, request_id, stream.request.route.pool, now)
+                opened += self.sessions.enter(runner_left, request_id, stream.request.route.pool, now)
             effects = [*opened, *effects]
             if stream.hold_deadline != deadline:
                 self._set_hold_timer(stream)
@@ -399,7 +399,7 @@ class Gateway:
         self._acking = True
         self._timers.set(_DRAIN, now + ACK_S)
         aborted = [events.RequestAborted(request_id, _STOPPED) for request_id in self.requests]
-        return [effect for one in aborted for effect in self._apply(one.request_id, one, now)]
+        return [effect for event in aborted for effect in self._apply(event.request_id, event, now)]
 
     def _drained(self, now: float) -> list[Effect]:
         if _DRAIN not in self._timers:
@@ -427,8 +427,8 @@ class Gateway:
             assert request_id in self._answers[stream.request.request_id], "an answer of no request"
             groups.add(stream.request.request_id)
             by_pool.setdefault(stream.pool, set()).add(request_id)
-            for one in stream.runners:
-                running.setdefault(one.peer, set()).add(request_id)
+            for located in stream.runners:
+                running.setdefault(located.peer, set()).add(request_id)
         assert groups == self._answers.keys(), "a request without an answer"
         self.sessions.check(running)
         self.admission.check(sum(stream.priority is Priority.BATCH for stream in self.requests.values()))

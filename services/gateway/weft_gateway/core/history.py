@@ -45,11 +45,11 @@ class UsageSum:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def add(self, other: "UsageSum") -> None:
-        self.requests += other.requests
-        self.failed += other.failed
-        self.prompt_tokens += other.prompt_tokens
-        self.completion_tokens += other.completion_tokens
+    def add(self, addend: "UsageSum") -> None:
+        self.requests += addend.requests
+        self.failed += addend.failed
+        self.prompt_tokens += addend.prompt_tokens
+        self.completion_tokens += addend.completion_tokens
 
 
 @dataclass(slots=True)
@@ -64,14 +64,14 @@ class Tally:
 
     @property
     def errors(self) -> Counter[tuple[int, str]]:
-        return Counter({of: count for of, count in self.answers.items() if of[0] >= FAILED})
+        return Counter({answer: count for answer, count in self.answers.items() if answer[0] >= FAILED})
 
-    def add(self, other: "Tally") -> None:
-        self.ttft.update(other.ttft)
-        self.token.update(other.token)
-        self.total.update(other.total)
-        self.answers.update(other.answers)
-        self.usage.add(other.usage)
+    def add(self, addend: "Tally") -> None:
+        self.ttft.update(addend.ttft)
+        self.token.update(addend.token)
+        self.total.update(addend.total)
+        self.answers.update(addend.answers)
+        self.usage.add(addend.usage)
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Minute:
     number: int  # since the clock's zero
     tallies: dict[str | None, Tally] = field(default_factory=lambda: {EVERYBODY: Tally()})
 
-    def of(self, namespace: str | None) -> Iterable[Tally]:
+    def tallies_for(self, namespace: str | None) -> Iterable[Tally]:
         """Yield the tallies that count for a namespace; None: for a caller that is not known."""
         yield self.tallies[EVERYBODY]
         if namespace is None:
@@ -99,20 +99,20 @@ class History:
 
     def answered(self, namespace: str | None, status: int, code: str, now: float) -> None:
         """One answer to a client. `code`: of an error, or ""; `namespace` None: of a caller that is not known."""
-        for tally in self._minute(now).of(namespace):
+        for tally in self._minute(now).tallies_for(namespace):
             tally.answers[status, code] += 1
             tally.usage.requests += 1
             tally.usage.failed += status >= FAILED
 
     def used(self, namespace: str, prompt_tokens: int, completion_tokens: int, now: float) -> None:
         """Tokens that are billed."""
-        for tally in self._minute(now).of(namespace):
+        for tally in self._minute(now).tallies_for(namespace):
             tally.usage.prompt_tokens += prompt_tokens
             tally.usage.completion_tokens += completion_tokens
 
     def timed(self, namespace: str, ttft_s: float | None, token_s: float | None, total_s: float, now: float) -> None:
         """The times of an answer that somebody waited for."""
-        for tally in self._minute(now).of(namespace):
+        for tally in self._minute(now).tallies_for(namespace):
             tally.total[bucket_of(total_s)] += 1
             if ttft_s is not None:
                 tally.ttft[bucket_of(ttft_s)] += 1
@@ -121,9 +121,9 @@ class History:
 
     def minutes(self, namespace: str | None, now: float) -> list[Tally]:
         """The last MINUTES minutes, the present one last; empty where nothing happened. None: of everybody."""
-        found = {minute.number: minute.tallies.get(namespace) for minute in self._minutes}
+        by_minute = {minute.number: minute.tallies.get(namespace) for minute in self._minutes}
         present = int(now // 60)
-        return [found.get(number) or Tally() for number in range(present - MINUTES + 1, present + 1)]
+        return [by_minute.get(number) or Tally() for number in range(present - MINUTES + 1, present + 1)]
 
     def by_namespace(self, now: float) -> dict[str, UsageSum]:
         """The last hour of each namespace. The minutes cannot hold more than MAX_NAMESPACES each."""

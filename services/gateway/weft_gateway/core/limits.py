@@ -220,8 +220,8 @@ class Limiter:
     def remaining(self, rules: Iterable[LimitRule], metric: Metric, now: float) -> Remaining | None:
         """Return what the rule that leaves the least leaves; None: no rule limits it."""
         meters = [self._bucket(rule, now).meters.get(metric) for rule in rules]
-        found = [Remaining(one.limit, one.remaining, one.reset_s) for one in meters if one is not None]
-        return min(found, key=lambda one: one.remaining, default=None)
+        remaining = [Remaining(meter.limit, meter.remaining, meter.reset_s) for meter in meters if meter is not None]
+        return min(remaining, key=lambda entry: entry.remaining, default=None)
 
     def report(self, now: float) -> LimitReport:
         """What the others are to know: what was used since the last report."""
@@ -258,7 +258,7 @@ class Limiter:
 
     def forget(self, now: float) -> None:
         """Silent gateways, and of the next SWEEP rules those that nobody uses. Not while this one hears nobody."""
-        for gateway in [one for one, at in self._reported_at.items() if now - at > SILENT_S]:
+        for gateway in [name for name, at in self._reported_at.items() if now - at > SILENT_S]:
             del self._reported_at[gateway]
             self._end_running(gateway)
         for name in list(islice(self._buckets, SWEEP)):

@@ -31,7 +31,7 @@ class RefusalPacing:
 
     def __init__(self) -> None:
         self._used: LruDict[str, tuple[float, float]] = LruDict(MAX_TENANTS)  # quick ones, as a debt; when
-        self._held = Counter[str]()
+        self._paused = Counter[str]()
 
     def begin(self, tenant: str, now: float) -> RefusalPace:
         """Count a refusal; `end` follows one that is held."""
@@ -40,13 +40,13 @@ class RefusalPacing:
         if used < QUICK_BURST:
             self._used[tenant] = used + 1.0, now
             return AT_ONCE
-        if self._held[tenant] >= MAX_HELD:
+        if self._paused[tenant] >= MAX_HELD:
             return RefusalPace(0.0, closes=True)
-        self._held[tenant] += 1
+        self._paused[tenant] += 1
         return RefusalPace(HOLD_S)
 
     def end(self, tenant: str) -> None:
         """Note that a refusal which was held is answered, or its client has gone."""
-        self._held[tenant] -= 1
-        if not self._held[tenant]:
-            del self._held[tenant]
+        self._paused[tenant] -= 1
+        if not self._paused[tenant]:
+            del self._paused[tenant]

@@ -24,9 +24,9 @@ class UnknownVersion(Exception):
 
     def __init__(self, model: str, pin: str, versions: tuple[AdapterVersion, ...]) -> None:
         served = [f"{v.name} ({v.digest})" if v.name else v.digest for v in versions[:NAMED_MAX]]
-        more = f" and {len(versions) - NAMED_MAX} more" if len(versions) > NAMED_MAX else ""
+        rest = f" and {len(versions) - NAMED_MAX} more" if len(versions) > NAMED_MAX else ""
         super().__init__(
-            f"The model {model!r} has no version {pin[:80]!r} that is served. Served: {', '.join(served)}{more}."
+            f"The model {model!r} has no version {pin[:80]!r} that is served. Served: {', '.join(served)}{rest}."
         )
 
 
@@ -57,9 +57,9 @@ ANY_NAMESPACE = Principal(None)
 
 @dataclass(slots=True)
 class RouteIndex(RouteBook):
-    """The one table of a gateway. `known`: a table has come from a scheduler. `limited`: a key has, or had, limits."""
+    """The route table of a gateway. `is_loaded`: a scheduler has sent a table. `limited`: a key has, or had, limits."""
 
-    known: bool = False
+    is_loaded: bool = False
     limited: bool = False
     _bases: dict[str, Route] = field(default_factory=dict[str, Route])  # by model name
     _adapters: dict[str, dict[str, Route]] = field(default_factory=dict[str, dict[str, Route]])  # by namespace, by name
@@ -87,7 +87,7 @@ class RouteIndex(RouteBook):
                 self._by_digest[route.digest] = route.model_name
         self._names.change(_keys(routes.values()), _keys(change.routes))
         self._take_unserved(unserved, change)
-        self.known |= not change.more
+        self.is_loaded |= not change.more
         self.limited |= any(key.limits for key in change.keys)
         names = {*pools, *(pool.name for pool in change.pools)}
         return sorted(name for name in names if pools.get(name) != self.pools.get(name))
@@ -112,8 +112,8 @@ class RouteIndex(RouteBook):
     def visible(self, principal: Principal) -> Iterator[tuple[Route, PoolRoute]]:
         """Everything this caller may use, bases first, then by name. The table may change while it is read."""
         for name in (*sorted(self._bases), *[name for name, _ in self._served(principal)]):
-            if found := self.find(name, principal):
-                yield found
+            if entry := self.find(name, principal):
+                yield entry
 
     def adapters(self, principal: Principal, search: str, skip: int, limit: int) -> tuple[list[Route], NamePage]:
         """A page of the served adapters that this caller may use, by name."""
@@ -150,7 +150,7 @@ class RouteIndex(RouteBook):
 
     def bases(self, principal: Principal) -> list[tuple[Route, PoolRoute]]:
         """The bases that this caller may use, by name."""
-        return [found for name in sorted(self._bases) if (found := self.find(name, principal))]
+        return [entry for name in sorted(self._bases) if (entry := self.find(name, principal))]
 
     def principal_of(self, key_hash: str, now_unix_ms: int) -> Principal | None:
         """The caller whose API key has this hash (hex SHA-256), if it has not expired."""
@@ -166,14 +166,16 @@ class RouteIndex(RouteBook):
         return entry.limits if entry else ()
 
     def _take_unserved(self, left: dict[str, Unserved], change: Routes) -> None:
-        for one in left.values():
-            of_namespace = self._unserved[one.namespace]
-            del of_namespace[one.uid]
+        for unserved in left.values():
+            of_namespace = self._unserved[unserved.namespace]
+            del of_namespace[unserved.uid]
             if not of_namespace:
-                del self._unserved[one.namespace]
-        for one in change.unserved:
-            self._unserved.setdefault(one.namespace, {})[one.uid] = one
-        removed, added = ([(one.namespace, _key(one)) for one in of] for of in (left.values(), change.unserved))
+                del self._unserved[unserved.namespace]
+        for unserved in change.unserved:
+            self._unserved.setdefault(unserved.namespace, {})[unserved.uid] = unserved
+        removed, added = (
+            [(unserved.namespace, _key(unserved)) for unserved in group] for group in (left.values(), change.unserved)
+        )
         self._unserved_names.change(removed, added)
 
     def _models_of(self, route: Route) -> dict[str, Route]:
@@ -196,14 +198,14 @@ def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
     """The route to the content that a pin means. Raises UnknownVersion."""
     versions = versions_of(route, pool)
     if pin.startswith(DIGEST_PREFIX) and len(pin) >= len(DIGEST_PREFIX) + MIN_PIN_HEX:
-        found = [version for version in versions if version.digest.startswith(pin)]
+        matching = [version for version in versions if version.digest.startswith(pin)]
     else:
-        found = [version for version in versions if version.name == pin != ""]
-    if len(found) != 1:
+        matching = [version for version in versions if version.name == pin != ""]
+    if len(matching) != 1:
         raise UnknownVersion(route.model_name, pin, versions)
-    if route.digest in (BASE, found[0].digest):
+    if route.digest in (BASE, matching[0].digest):
         return route
-    return _to_version(route, found[0])
+    return _to_version(route, matching[0])
 
 
 def route_of_draw(route: Route, key: str) -> Route:
@@ -229,8 +231,8 @@ def _may_use_base(pool: PoolRoute, namespace: str) -> bool:
     return pool.shared_all or namespace == pool.name.partition("/")[0] or namespace in pool.shared_namespaces
 
 
-def _key(of: Route | Unserved) -> Key:
-    return of.model_name, of.uid
+def _key(route: Route | Unserved) -> Key:
+    return route.model_name, route.uid
 
 
 def _keys(routes: Iterable[Route]) -> list[tuple[str, Key]]:
@@ -239,7 +241,7 @@ def _keys(routes: Iterable[Route]) -> list[tuple[str, Key]]:
 
 
 def _names(
-    of: Mapping[str, Mapping[str, Route]] | Mapping[str, Mapping[str, Unserved]], namespace: str | None
+    by_namespace: Mapping[str, Mapping[str, Route]] | Mapping[str, Mapping[str, Unserved]], namespace: str | None
 ) -> Iterator[Key]:
-    for entries in of.values() if namespace is None else (of.get(namespace, {}),):
+    for entries in by_namespace.values() if namespace is None else (by_namespace.get(namespace, {}),):
         yield from map(_key, entries.values())

@@ -36,7 +36,7 @@ class SessionTable:
         """Return the sessions to earlier incarnations of its device; none once it has a session itself."""
         if located.peer in self._open:
             return []
-        return [one for one in self._open.values() if one.runner.uuid == located.runner.uuid]
+        return [session for session in self._open.values() if session.runner.uuid == located.runner.uuid]
 
     def enter(self, located: Located, request_id: str, pool: str, now: float) -> list[OpenSession]:
         """Take in a request of that pool, which is there now."""
@@ -73,8 +73,8 @@ class SessionTable:
 
     def check(self, running: dict[Peer, set[str]]) -> None:
         """`running`: the requests that run at each runner. Raises AssertionError."""
-        held = {one.peer: set(one.requests) for one in self._open.values() if one.requests}
-        assert held == running, "the requests of a session are those that run there"
+        entered = {entry.peer: set(entry.requests) for entry in self._open.values() if entry.requests}
+        assert entered == running, "the requests of a session are those that run there"
         for peer, session in self._open.items():
             watched = (Deadline.SESSION, peer.name) in self._timers
             assert watched == (not (session.ready and session.requests)), "an unused session has a deadline"

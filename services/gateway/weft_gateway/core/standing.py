@@ -10,10 +10,10 @@ from weft.domain.routes import PoolRoute
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`state`: served, waiting (requests are held) or failing (no runner could load it). `why`: of the other two."""
+    """`state`: served, waiting (requests are held) or failing (no runner could load it). `reason`: of the other two."""
 
     state: str
-    why: str = ""
+    reason: str = ""
 
 
 def standing(pool: PoolRoute | None, places: Sequence[FleetAdapter], hold_s: float, *, scheduler_up: bool) -> Standing:
@@ -34,6 +34,6 @@ def places_by_digest(fleet: FleetReport) -> dict[str, list[FleetAdapter]]:
     """Return, by digest, the places where the listed runners have each adapter."""
     places: dict[str, list[FleetAdapter]] = {}
     for runner in fleet.runners:
-        for one in runner.adapters:
-            places.setdefault(one.digest, []).append(one)
+        for adapter in runner.adapters:
+            places.setdefault(adapter.digest, []).append(adapter)
     return places

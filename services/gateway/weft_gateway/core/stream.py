@@ -131,8 +131,8 @@ def runner_peer(runner: RunnerId) -> Peer:
     return Peer(Kind.RUNNER, f"{runner.uuid}/{runner.incarnation}")
 
 
-def _located(one: Assign | TokenRunner) -> Located:
-    return Located(one.runner, one.address, runner_peer(one.runner))
+def _located(placement: Assign | TokenRunner) -> Located:
+    return Located(placement.runner, placement.address, runner_peer(placement.runner))
 
 
 class RequestStream:
@@ -179,8 +179,8 @@ class RequestStream:
         self._class_before = ""  # numerics class of the tokens of earlier epochs
         # Of the prompt so far, none for its first token; None where there are none to report, any more. They are
         # the first answer's.
-        asked = request.sampling.prompt_logprobs is not None and index == 0
-        self._prompt_logprobs: list[TokenLogprob | None] | None = [None] if asked else None
+        returns_prompt_logprobs = request.sampling.prompt_logprobs is not None and index == 0
+        self._prompt_logprobs: list[TokenLogprob | None] | None = [None] if returns_prompt_logprobs else None
         self._state = b""  # of a request that pools
         self._begun = False  # the present epoch has produced something
         self.doublings = self._doublings_now = 0  # of reservations: over all epochs, in the present one
@@ -214,12 +214,12 @@ class RequestStream:
     def speaks(self, runner: RunnerId) -> bool:
         """Whether that runner may speak for the present epoch, or may have while a message was on its way."""
         assert self.running is not None
-        return runner == self.running.runner or any(one.runner == runner for one in self.runners)
+        return runner == self.running.runner or any(located.runner == runner for located in self.runners)
 
     def _has_left(self, epoch: Epoch, runner: RunnerId | None) -> bool:
         """Whether the present epoch is another runner's by now: its end at the one that handed it over ends nothing."""
         present = self.running is not None and epoch == self.running.epoch
-        return present and runner is not None and all(one.runner != runner for one in self.runners)
+        return present and runner is not None and all(located.runner != runner for located in self.runners)
 
     @property
     def pool(self) -> str:
@@ -324,7 +324,7 @@ class RequestStream:
             case Ended():
                 effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail, runner=runner)
             case SessionLost(lost, detail):
-                if self.running and any(one.runner == lost for one in self.runners):
+                if self.running and any(located.runner == lost for located in self.runners):
                     if self._freezing:
                         effects = self._recompute(now)
                     else:
@@ -352,22 +352,22 @@ class RequestStream:
         if assign.epoch <= self._highest:
             return []
         self.migrations += self._highest > NEVER
-        before, self._highest = self.running, assign.epoch
+        previous, self._highest = self.running, assign.epoch
         self._class_before = self.numerics_class
-        self.counted_migrations += before is not None and not assign.kv_address
-        if before and assign.kv_address and not self._freezing and self._receiver is None:
-            self.running, self._freezing = assign, before
+        self.counted_migrations += previous is not None and not assign.kv_address
+        if previous and assign.kv_address and not self._freezing and self._receiver is None:
+            self.running, self._freezing = assign, previous
             target = KvTarget(assign.runner, assign.kv_address)
             (source,) = self.runners
-            return [Send(source.peer, Freeze(self.request_id, before.epoch, assign.epoch, target))]
+            return [Send(source.peer, Freeze(self.request_id, previous.epoch, assign.epoch, target))]
         stops = self._stop_all()
         self.running = assign
         return [*stops, *self._recompute(now)]
 
     def _frozen(self, frozen: Frozen, now: float) -> list[StreamEffect]:
         """Every token of the epoch before is here; its KV is on the way to the runner of this one."""
-        before, running = self._freezing, self.running
-        if before is None or running is None or frozen.epoch != before.epoch:
+        previous, running = self._freezing, self.running
+        if previous is None or running is None or frozen.epoch != previous.epoch:
             return []
         if frozen.emitted_tokens != len(self.tokens):
             return [*self._stop_all(), *self._recompute(now)]
@@ -388,7 +388,7 @@ class RequestStream:
     def _hand_over(self) -> list[StreamEffect]:
         """The first tokens of the runner that received the KV: it has the epoch alone."""
         assert self.running is not None
-        self.runners = tuple([one for one in self.runners if one.runner == self._receiver])
+        self.runners = tuple([located for located in self.runners if located.runner == self._receiver])
         self._receiver = None
         return [Send(SCHEDULER, Started(self.request_id, self.running.epoch, handed_off=True))]
 
@@ -426,8 +426,8 @@ class RequestStream:
 
         Log probabilities of the prompt that are all here, or another answer's, are not asked for again.
         """
-        sampling, known = self.request.sampling, self._prompt_logprobs
-        misses = known is not None and len(known) < len(self.request.prompt)
+        sampling, prompt_logprobs = self.request.sampling, self._prompt_logprobs
+        misses = prompt_logprobs is not None and len(prompt_logprobs) < len(self.request.prompt)
         if self._index == 0 and (misses or sampling.prompt_logprobs is None):
             return sampling
         return replace(sampling, choice=self._index, prompt_logprobs=sampling.prompt_logprobs if misses else None)
@@ -463,8 +463,8 @@ class RequestStream:
         elif stands and self._held_since is not None:
             self._held_before_s += now - self._held_since
             self._held_since = None
-        since = self._held_since
-        self.hold_deadline = None if since is None else since + self._hold_s - self._held_before_s
+        held_since = self._held_since
+        self.hold_deadline = None if held_since is None else held_since + self._hold_s - self._held_before_s
 
     def _cancel(self, end: End, *, scheduler_knows: bool = False) -> list[StreamEffect]:
         """The end from outside: stop the runner, cancel at the scheduler."""
@@ -480,8 +480,8 @@ class RequestStream:
             return []
         epoch, finishes = self.running.epoch, (finish, None)
         return [
-            Send(one.peer, Stop(self.request_id, epoch, of_one, preempted))
-            for one, of_one in zip(self.runners, finishes, strict=False)
+            Send(located.peer, Stop(self.request_id, epoch, of_one, preempted))
+            for located, of_one in zip(self.runners, finishes, strict=False)
         ]
 
     def _leave_runners(self) -> None:
@@ -509,9 +509,9 @@ class RequestStream:
         text = self._text.append(event, self.tokens)
         if event.draft_use is not None:  # what a stop string cuts is no part of the answer
             accepted, rejected = event.draft_use
-            kept = min(accepted, len(self.tokens) - seen)
+            used = min(accepted, len(self.tokens) - seen)
             self.draft_use = DraftUse(
-                self.draft_use.accepted + kept, self.draft_use.rejected + accepted - kept + rejected
+                self.draft_use.accepted + used, self.draft_use.rejected + accepted - used + rejected
             )
         effects: list[StreamEffect] = []
         if not self._begun:
@@ -553,13 +553,15 @@ class RequestStream:
 
     def _take_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[StreamEffect]:
         """Take those that are new: a runner that computes a prompt again sends all of them."""
-        running, known = self._freezing or self.running, self._prompt_logprobs
-        if known is None or running is None or event.epoch != running.epoch:
+        running, prompt_logprobs = self._freezing or self.running, self._prompt_logprobs
+        if prompt_logprobs is None or running is None or event.epoch != running.epoch:
             return []
-        if event.first > len(known):
-            return self._broken(f"log probabilities of the prompt {len(known)}..{event.first} never came", now)
-        new = event.logprobs[len(known) - event.first :]
-        known.extend(new[: len(self.request.prompt) - len(known)])
+        if event.first > len(prompt_logprobs):
+            return self._broken(
+                f"log probabilities of the prompt {len(prompt_logprobs)}..{event.first} never came", now
+            )
+        new = event.logprobs[len(prompt_logprobs) - event.first :]
+        prompt_logprobs.extend(new[: len(self.request.prompt) - len(prompt_logprobs)])
         return []
 
     def _take_state(self, event: PooledState, now: float) -> list[StreamEffect]:

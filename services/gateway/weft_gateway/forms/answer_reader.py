@@ -59,9 +59,9 @@ class AnswerReader:
         return [Content(content)] if content else []
 
     def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        most = 1 if self._form.one_call else math.inf
-        taken = [part for part in parts if isinstance(part, Content) or part.number < most]
-        return [delta for part in taken if (delta := self._delta(part)) is not None]
+        max_calls = 1 if self._form.one_call else math.inf
+        selected = [part for part in parts if isinstance(part, Content) or part.number < max_calls]
+        return [delta for part in selected if (delta := self._delta(part)) is not None]
 
     def _delta(self, part: Part) -> dict[str, Any] | None:
         match part:
@@ -70,8 +70,8 @@ class AnswerReader:
                 return {"content": content} if content else None
             case CallBegun(number, name):
                 assert self._form.tools
-                own = {"id": call_id(self._form.tools, self._answer_id, number), "type": "function"}
-                return {"tool_calls": [{"index": number, **own, "function": {"name": name, "arguments": ""}}]}
+                identity = {"id": call_id(self._form.tools, self._answer_id, number), "type": "function"}
+                return {"tool_calls": [{"index": number, **identity, "function": {"name": name, "arguments": ""}}]}
             case ArgumentsPart(number, text):
                 return {"tool_calls": [{"index": number, "function": {"arguments": spelled(text)}}]}
 

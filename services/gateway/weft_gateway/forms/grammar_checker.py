@@ -38,13 +38,13 @@ class GrammarChecker:
     def __init__(self, turns: GrammarTurns) -> None:
         self._process: Process | None = None
         self._turns = turns
-        self._known: LruDict[StructuredOutput, _Answer] = LruDict(MAX_KNOWN)
+        self._answers: LruDict[StructuredOutput, _Answer] = LruDict(MAX_KNOWN)
 
     async def grammar(self, tenant: str, output: StructuredOutput) -> str:
         """Have a grammar built. Raises ParameterError where none compiles, Overloaded, ServiceUnavailable."""
-        if (known := self._known.get(output)) is None:
-            known = await self._at_its_turn(tenant, output)
-        self._known[output] = grammar, fault, param = known
+        if (answer := self._answers.get(output)) is None:
+            answer = await self._at_its_turn(tenant, output)
+        self._answers[output] = grammar, fault, param = answer
         if fault:
             raise ParameterError(f"{fault}.", param=param)
         return grammar
@@ -54,7 +54,7 @@ class GrammarChecker:
         await self._turns.enter(tenant)
         began = time.monotonic()
         try:
-            return self._known.get(output) or await self._ask(output)  # another one may have asked meanwhile
+            return self._answers.get(output) or await self._ask(output)  # another one may have asked meanwhile
         finally:
             self._turns.leave(tenant, time.monotonic() - began)
 

@@ -70,21 +70,21 @@ def rebase_references(schema: Any, place: str) -> Any:
     return part
 
 
-def keep_enforceable(schema: Any, options: Options, *, where: str = "") -> Any:
+def keep_enforceable(schema: Any, options: Options, *, root_name: str = "") -> Any:
     """Return a schema that llguidance can enforce.
 
     A lenient one loses the keywords that cannot be enforced. Else raises ValueError, which names the first of them;
-    `where`: the place of the schema.
+    `root_name`: the place of the schema.
     """
     fault = _find_fault(schema, options, schema)
     if not fault:
         return schema
-    kept = _drop_faults(schema, options)
+    reduced = _drop_faults(schema, options)
     if options["lenient"]:
-        return kept
-    path, part = _find_dropped(schema, kept)
+        return reduced
+    path, part = _find_dropped(schema, reduced)
     places = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in path)
-    place = f"{where}{places}".removeprefix(".")
+    place = f"{root_name}{places}".removeprefix(".")
     raise ValueError(f"{place}: {_find_fault(part, options, schema) or fault}" if place else fault)
 
 
@@ -109,22 +109,22 @@ def _drop_faults(schema: Any, options: Options) -> Any:
 def _keep(schema: Any, options: Options, root: Any) -> Any:
     if not _find_fault(schema, options, root):
         return schema
-    kept: dict[str, Any] = {}
+    reduced: dict[str, Any] = {}
     for key, value in schema.items() if isinstance(schema, dict) else ():
         inside = _inside(key, value, partial(_keep, options=options, root=root))
-        if not _find_fault({**kept, key: inside}, options, root):
-            kept[key] = inside
-    return kept
+        if not _find_fault({**reduced, key: inside}, options, root):
+            reduced[key] = inside
+    return reduced
 
 
-def _find_dropped(schema: Any, kept: Any) -> tuple[list[Any], Any]:
+def _find_dropped(schema: Any, reduced: Any) -> tuple[list[Any], Any]:
     """Return the path to the first part of a schema that another, made of it, lacks, and the schema that had it."""
     steps: Any = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
     for step, value in steps:
-        if isinstance(kept, dict) and step not in kept:
+        if isinstance(reduced, dict) and step not in reduced:
             return [step], schema
-        if value != kept[step]:
-            path, part = _find_dropped(value, kept[step])
+        if value != reduced[step]:
+            path, part = _find_dropped(value, reduced[step])
             return [step, *path], part
     return [], schema
 

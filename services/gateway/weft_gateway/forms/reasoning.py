@@ -20,7 +20,7 @@ class ReasoningParser:
         # A grammar ends the reasoning by its mark, so that a call in it is none.
         self._tools = None if form.output else form.tools
         self._call = self._tools and call_begins(self._tools)
-        self._held, self._n_chars, self.span = "", 0, (0, 0)
+        self._buffer, self._n_chars, self.span = "", 0, (0, 0)
         self._inside: bool | None = form.in_reasoning or None  # None: not known yet
         self._at_edge = True  # white space that comes next is dropped
         has_response = form.template is not None and form.template.has_response
@@ -28,7 +28,7 @@ class ReasoningParser:
 
     def push(self, text: str) -> tuple[str, str]:
         """Return what is certain by now."""
-        self._held += text
+        self._buffer += text
         self._n_chars += len(text)
         if self._inside is None and not self._begin():
             return "", ""
@@ -37,12 +37,12 @@ class ReasoningParser:
 
     def flush(self) -> tuple[str, str]:
         """Return what is left at the end of the answer."""
-        held, self._held = self._held, ""
+        rest, self._buffer = self._buffer, ""
         if not self._inside:
-            return "", held
-        at = self._call_at(held)
-        self._end_at(self._n_chars - len(held) + at)
-        return held[:at].rstrip(), held[at:]
+            return "", rest
+        at = self._call_at(rest)
+        self._end_at(self._n_chars - len(rest) + at)
+        return rest[:at].rstrip(), rest[at:]
 
     @property
     def is_over(self) -> bool:
@@ -54,23 +54,23 @@ class ReasoningParser:
 
     def _call_at(self, text: str) -> int:
         """Find where the calls begin that a text ends with."""
-        found = self._call and self._call.search(text)
-        if not found or not found["call"] or self._tools is None:
+        match = self._call and self._call.search(text)
+        if not match or not match["call"] or self._tools is None:
             return len(text)
         calls = ToolCallParser(self._tools)
-        calls.push(text[found.start() :])
+        calls.push(text[match.start() :])
         calls.flush()
-        return found.start() if calls.calls else len(text)
+        return match.start() if calls.calls else len(text)
 
     def _begin(self) -> bool:
         """Decide whether the answer begins with reasoning; False: more text has to come."""
-        text = self._held.lstrip()
+        text = self._buffer.lstrip()
         if self._begin_mark.startswith(text):
             return False
         self._inside = text.startswith(self._begin_mark)
         if self._inside:
-            self._held = text[len(self._begin_mark) :]
-            self.span = (self._n_chars - len(self._held),) * 2
+            self._buffer = text[len(self._begin_mark) :]
+            self.span = (self._n_chars - len(self._buffer),) * 2
         else:
             self._at_edge = False
         return True
@@ -78,34 +78,34 @@ class ReasoningParser:
     def _read(self) -> str:
         """Take reasoning that is certain, without white space that may stand before its end."""
         if self._at_edge:
-            self._held = self._held.lstrip()
-        before, found, behind = self._held.partition(self._end_mark)
-        if found:
-            self._held, self._inside, self._at_edge = behind, False, True
-            self._end_at(self._n_chars - len(behind) - len(found))
-            return before.rstrip()
-        kept = begun(before, [self._end_mark])
-        call = self._call and self._call.search(before)
-        certain = before[: min(len(before) - kept, call.start() if call else len(before))].rstrip()
-        self._held = before[len(certain) :]
-        self._end_at(self._n_chars - len(self._held))
+            self._buffer = self._buffer.lstrip()
+        reasoning, mark, rest = self._buffer.partition(self._end_mark)
+        if mark:
+            self._buffer, self._inside, self._at_edge = rest, False, True
+            self._end_at(self._n_chars - len(rest) - len(mark))
+            return reasoning.rstrip()
+        partial_chars = begun(reasoning, [self._end_mark])
+        call = self._call and self._call.search(reasoning)
+        certain = reasoning[: min(len(reasoning) - partial_chars, call.start() if call else len(reasoning))].rstrip()
+        self._buffer = reasoning[len(certain) :]
+        self._end_at(self._n_chars - len(self._buffer))
         self._at_edge = self._at_edge and not certain
         return certain
 
     def _content(self) -> str:
         begin, end = RESPONSE
         if self._at_edge:
-            self._held = self._held.lstrip()
-            if self._mark == begin and begin.startswith(self._held):
+            self._buffer = self._buffer.lstrip()
+            if self._mark == begin and begin.startswith(self._buffer):
                 return ""
             if self._mark == begin:
-                self._mark = end if self._held.startswith(begin) else ""
-                self._held = self._held.removeprefix(begin).lstrip()
-        content, self._held = self._held, ""
+                self._mark = end if self._buffer.startswith(begin) else ""
+                self._buffer = self._buffer.removeprefix(begin).lstrip()
+        content, self._buffer = self._buffer, ""
         if self._mark == end:
-            content, found, behind = content.partition(end)
+            content, mark, rest = content.partition(end)
             certain = content[: len(content) - begun(content, [end])].rstrip()
-            content, self._held = (certain + behind, "") if found else (certain, content[len(certain) :])
-            self._mark = "" if found else end
+            content, self._buffer = (certain + rest, "") if mark else (certain, content[len(certain) :])
+            self._mark = "" if mark else end
         self._at_edge = self._at_edge and not content
         return content

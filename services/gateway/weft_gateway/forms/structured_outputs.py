@@ -70,10 +70,10 @@ def grammar_of(output: StructuredOutput) -> str:
     try:
         return _compiled(output)
     except ValueError as error:
-        if (other := _enforceable(output)) == output:
+        if (reduced := _enforceable(output)) == output:
             raise
         try:
-            return _compiled(other)
+            return _compiled(reduced)
         except ValueError:
             raise error from None
 
@@ -85,19 +85,21 @@ def with_tools(
     *,
     several: bool,
     is_free: bool = False,
-    only: str | None = None,
+    only_function: str | None = None,
 ) -> StructuredOutput:
     """Bind an answer to calls of these tools (OpenAI's functions), or to `answer`; None: it has to call.
 
     `is_free`: or to text, and text before the calls; of their arguments only those of strict tools are bound to their
-    schema. `only`: the function that may be called. Calls are written as the model's family writes them. Raises
-    ParameterError where calls and `answer` cannot stand side by side.
+    schema. `only_function`: the function that may be called. Calls have the format of the model's family.
+    Raises ParameterError if calls and `answer` exclude each other.
     """
     if answer is not None and answer.kind != "json":
         text = f"{answer.param} cannot stand beside tools: of an answer that may call them the other form is JSON."
         raise ParameterError(text, param=answer.param)
-    beside = answer and {"text": answer.text, "options": _options(answer)}
-    answer_form = describe_answer(tools, written, beside, several=several, is_free=is_free, only=only)
+    alternative = answer and {"text": answer.text, "options": _options(answer)}
+    answer_form = describe_answer(
+        tools, written, alternative, several=several, is_free=is_free, only_function=only_function
+    )
     return StructuredOutput("tools", "tools", json.dumps(answer_form))
 
 
@@ -170,12 +172,12 @@ def _of_response_format(value: Any) -> list[StructuredOutput]:
 
 def _of_schema(param: str, schema: Any, about: Mapping[str, Any]) -> StructuredOutput:
     """Read a schema; `about`: what stands beside it."""
-    beside = param.rpartition(".")[0]
-    check_names(beside, about, ("name", "description", "strict"))
+    parent = param.rpartition(".")[0]
+    check_names(parent, about, ("name", "description", "strict"))
     if not isinstance(schema, dict):
         raise _wrong(param, "a JSON schema")
     if not isinstance(strict := about.get("strict"), bool | None):
-        raise _wrong(f"{beside}.strict", "true or false")
+        raise _wrong(f"{parent}.strict", "true or false")
     return StructuredOutput(param, "json", json.dumps(schema), lenient=strict is False)
 
 
@@ -185,21 +187,21 @@ def _of_vllm(value: Any) -> list[StructuredOutput]:
         return []
     if not isinstance(value, dict):
         raise ParameterError(f"{name} has to be an object.", param=name)
-    given = {key: item for key, item in value.items() if item is not None and (key not in _FLAGS or item is not False)}
-    if wrong := next((key for key in _FLAGS if given.get(key, True) is not True), None):
+    fields = {key: item for key, item in value.items() if item is not None and (key not in _FLAGS or item is not False)}
+    if wrong := next((key for key in _FLAGS if fields.get(key, True) is not True), None):
         raise _wrong(f"{name}.{wrong}", "true or false")
-    given.pop("disable_fallback", None)  # there is one engine
-    if given.pop("disable_any_whitespace", False) and given.keys() & {"json", "json_object"}:
-        given.setdefault("whitespace_pattern", "")
-    check_names(name, given, (*_FORMS, "whitespace_pattern"))
-    asked = "whitespace_pattern" in given
-    whitespace = given.pop("whitespace_pattern", WHITESPACE)
+    fields.pop("disable_fallback", None)  # there is one engine
+    if fields.pop("disable_any_whitespace", False) and fields.keys() & {"json", "json_object"}:
+        fields.setdefault("whitespace_pattern", "")
+    check_names(name, fields, (*_FORMS, "whitespace_pattern"))
+    has_whitespace = "whitespace_pattern" in fields
+    whitespace = fields.pop("whitespace_pattern", WHITESPACE)
     if not isinstance(whitespace, str):
         raise _wrong(f"{name}.whitespace_pattern", "a string")
-    if asked and not given.keys() & {"json", "json_object"}:
+    if has_whitespace and not fields.keys() & {"json", "json_object"}:
         text = f"{name}.whitespace_pattern is of a JSON form, and there is none."
         raise ParameterError(text, param=f"{name}.whitespace_pattern")
-    return [_of_kind(f"{name}.{kind}", kind, value, whitespace) for kind, value in given.items()]
+    return [_of_kind(f"{name}.{kind}", kind, value, whitespace) for kind, value in fields.items()]
 
 
 def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> StructuredOutput:
@@ -220,8 +222,8 @@ def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> StructuredOu
             raise _wrong(param, "a string that is not empty")
 
 
-def _wrong(param: str, what: str) -> ParameterError:
-    return ParameterError(f"{param} has to be {what}.", param=param)
+def _wrong(param: str, expected: str) -> ParameterError:
+    return ParameterError(f"{param} has to be {expected}.", param=param)
 
 
 # ---- grammars
@@ -229,14 +231,14 @@ def _wrong(param: str, what: str) -> ParameterError:
 
 def _compiled(output: StructuredOutput) -> str:
     """Build a grammar and compile it. Raises ValueError."""
-    own = _built(output)
-    grammar = _after_lead(output.lead, own) if output.lead else own
+    built = _built(output)
+    grammar = _after_lead(output.lead, built) if output.lead else built
     if len(grammar.encode()) > MAX_GRAMMAR:
         remedy = "; send fewer tools, or fewer that are strict" if output.kind == "tools" else ""
         raise ValueError(f"its grammar is larger than {MAX_GRAMMAR >> 10} KiB{remedy}")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
         raise ValueError(explain(_WRITTEN.split(error)[0] if output.kind == "tools" else error))
-    if fault := first_fault(own):
+    if fault := first_fault(built):
         raise ValueError(fault)
     return grammar
 
@@ -274,8 +276,8 @@ def _built(output: StructuredOutput) -> str:
 
 def _after_lead(lead: str, grammar: str) -> str:
     """Put a grammar behind the lead, each with names of its own: no rule of the client's has the name of another."""
-    (own,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**own, "name": "form"}]})
+    (form,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**form, "name": "form"}]})
 
 
 def _unanchored(regex: str) -> str:
@@ -295,9 +297,9 @@ def _lark(text: str) -> str:
     """Turn GBNF, which begins a rule by `name ::=`, into Lark; leave Lark as it is."""
     if not _GBNF_RULE.search(text):
         return text
-    other = next(name for i in count() if (name := f"start{i}") not in text)
+    free_name = next(name for i in count() if (name := f"start{i}") not in text)
     try:
-        return gbnf_to_lark(_GBNF_PART.sub(lambda part: other if part[0] == "start" else part[0], text))
+        return gbnf_to_lark(_GBNF_PART.sub(lambda part: free_name if part[0] == "start" else part[0], text))
     except RecursionError as error:
         raise ValueError("it is too deeply nested") from error
     except Exception as error:  # of any class: a grammar without a rule of that name, without a root

@@ -52,7 +52,7 @@ class TemplateForms:
     has_response: bool = False
 
     @classmethod
-    def of(cls, chats: ChatTemplate | None, added: MarkTokens = NO_TOKENS) -> "TemplateForms":
+    def scan(cls, chats: ChatTemplate | None, added: MarkTokens = NO_TOKENS) -> "TemplateForms":
         """Scan a template, with the one for tools. `added`: the tokenizer's added tokens."""
         template, variables = (chats.source, chats.variables) if chats else ("", frozenset[str]())
         marks, field = {mark: added[mark] for mark in MARKS if mark in added}, _TOOLS_FIELD.search(template)
@@ -74,8 +74,8 @@ class TemplateForms:
 
     def reasoning_before(self, prompt_end: str) -> ReasoningMarks | None:
         """Return the marks of the template, or those at the end of a prompt; of several those that are tokens."""
-        known = [around for around in REASONING if around in self.reasoning or prompt_end.endswith(around.begin)]
-        return min(known, key=lambda one: (not prompt_end.endswith(one), one.end not in self.marks), default=None)
+        options = [around for around in REASONING if around in self.reasoning or prompt_end.endswith(around.begin)]
+        return min(options, key=lambda mark: (not prompt_end.endswith(mark), mark.end not in self.marks), default=None)
 
 
 def _shown(template: str) -> ToolFormat:

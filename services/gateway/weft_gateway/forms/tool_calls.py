@@ -63,8 +63,8 @@ def call_begins(form: ToolFormat) -> re.Pattern[str]:
     spelled = {*form.openings, *map(stand_in, form.openings)}
     marks = f"(?:{'|'.join(map(re.escape, spelled))})\\s*"
     parts = (mark[:n] for mark in form.openings for n in range(len(mark) - 1, 0, -1))
-    behind = r"[\w{\[]" if form.python or form.name == MISTRAL.name else r"[{\[]"
-    return re.compile(rf"(?P<call>{marks}{behind})|{marks}\Z|(?:{'|'.join(map(re.escape, parts))})\Z")
+    call_start = r"[\w{\[]" if form.python or form.name == MISTRAL.name else r"[{\[]"
+    return re.compile(rf"(?P<call>{marks}{call_start})|{marks}\Z|(?:{'|'.join(map(re.escape, parts))})\Z")
 
 
 class ToolCallParser:
@@ -75,7 +75,7 @@ class ToolCallParser:
     """
 
     def __init__(self, form: ToolFormat) -> None:
-        self._form, self._state, self._held = form, _State.CONTENT, ""
+        self._form, self._state, self._buffer = form, _State.CONTENT, ""
         letters, end = form.openings, form.closing
         self._marks, self._ends = (*letters, *map(stand_in, letters)), (end, stand_in(end)) if end else ()
         self._python = PythonCalls(self._marks) if form.python else None
@@ -94,9 +94,9 @@ class ToolCallParser:
     def _read(self, text: str) -> list[Part]:
         parts: list[Part] = []
         for begin in range(0, len(text), _PIECE_CHARS):
-            self._held += text[begin : begin + _PIECE_CHARS]
-            while (found := self._step()) is not None:
-                parts += found
+            self._buffer += text[begin : begin + _PIECE_CHARS]
+            while (parts_read := self._step()) is not None:
+                parts += parts_read
         return parts
 
     def flush(self, *, cut: bool = True) -> list[Part]:
@@ -108,24 +108,24 @@ class ToolCallParser:
         return [*parts, *self._flushed(cut=cut)]
 
     def _flushed(self, *, cut: bool) -> list[Part]:
-        held, self._held = self._held, ""
+        rest, self._buffer = self._buffer, ""
         match self._state:
             case _State.CALL if self._object is not None:
                 self._object.end(cut=cut)
                 parts = self._arguments()
                 if self._sent is not None:
                     return parts if cut else [*parts, *self._closing()]
-                if found := self._whole(self._object.closed(), whole=False):
-                    return found
-                held = self._lead + held
+                if call := self._parse_call(self._object.closed(), is_complete=False):
+                    return call
+                rest = self._lead + rest
             case _State.CALL:
-                held = self._lead + held
+                rest = self._lead + rest
             case _State.AFTER_CALL:
-                left = held[_BETWEEN.match(held).end() :]  # pyright: ignore[reportOptionalMemberAccess]
-                held = "" if not left or self._may_be_end(left) else held
+                left = rest[_BETWEEN.match(rest).end() :]  # pyright: ignore[reportOptionalMemberAccess]
+                rest = "" if not left or self._may_be_end(left) else rest
             case _State.CONTENT:
                 pass
-        return [Content(held)] if held else []
+        return [Content(rest)] if rest else []
 
     def _step(self) -> list[Part] | None:
         """Make some progress; None: only more text brings any."""
@@ -139,33 +139,33 @@ class ToolCallParser:
 
     def _find_bare(self) -> list[Part] | None:
         """Look where the answer begins: a call of a format whose mark may be missing stands there."""
-        inside = self._held.lstrip().removeprefix("[").lstrip()
+        inside = self._buffer.lstrip().removeprefix("[").lstrip()
         if not inside:
             return None
         self._is_bare = False
         if inside.startswith("{"):
-            self._begin(self._held[: -len(inside)], inside)
+            self._begin(self._buffer[: -len(inside)], inside)
         return []
 
     def _find_mark(self) -> list[Part] | None:
         """Look for a mark: behind one a call may stand anywhere."""
-        held = self._held
-        if found := [(held.index(mark), mark) for mark in self._marks if mark in held]:
-            at, mark = min(found)
-            self._begin(mark, held[at + len(mark) :])
+        text = self._buffer
+        if marks := [(text.index(mark), mark) for mark in self._marks if mark in text]:
+            at, mark = min(marks)
+            self._begin(mark, text[at + len(mark) :])
             self._is_marked = True
-            return [Content(held[:at])] if at else []
-        kept = begun(held, self._marks)
-        certain, self._held = held[: len(held) - kept], held[len(held) - kept :]
+            return [Content(text[:at])] if at else []
+        partial_chars = begun(text, self._marks)
+        certain, self._buffer = text[: len(text) - partial_chars], text[len(text) - partial_chars :]
         return [Content(certain)] if certain else None
 
-    def _begin(self, lead: str, held: str) -> None:
+    def _begin(self, lead: str, rest: str) -> None:
         self._state, self._object, self._name, self._sent = _State.CALL, None, "", None
-        self._lead, self._held = lead, held
+        self._lead, self._buffer = lead, rest
 
     def _begin_object(self) -> list[Part] | None:
         """Find an object, a list of objects, or a name and an object (Mistral's newer format); else it is content."""
-        text = self._held.lstrip()
+        text = self._buffer.lstrip()
         inside = text.removeprefix("[").lstrip()
         if not inside:
             return None
@@ -179,25 +179,27 @@ class ToolCallParser:
         else:
             self._state = _State.CONTENT
             return [Content(self._lead)]
-        whole = self._held
-        self._held = text[len(head) :]
-        self._lead, self._object = self._lead + whole[: -len(self._held)], _ObjectText()
+        buffered = self._buffer
+        self._buffer = text[len(head) :]
+        self._lead, self._object = self._lead + buffered[: -len(self._buffer)], _ObjectText()
         return []
 
     def _read_object(self, read: "_ObjectText") -> list[Part] | None:
         """Send the arguments as far as they are known; what is no call is content."""
-        read.take(self._held)
+        read.take(self._buffer)
         parts = self._arguments()
         if not read.ended and not read.broken:
             return parts or None
         if self._sent is not None:
             parts += self._closing()
-        elif found := self._whole(read.text if read.ended else read.closed(), whole=read.ended and self._is_marked):
-            parts += found
+        elif call := self._parse_call(
+            read.text if read.ended else read.closed(), is_complete=read.ended and self._is_marked
+        ):
+            parts += call
         else:
-            raw, self._held, self._state = self._held[: read.read], self._held[read.read :], _State.CONTENT
+            raw, self._buffer, self._state = self._buffer[: read.read], self._buffer[read.read :], _State.CONTENT
             return [Content(self._lead + raw)]
-        self._held, self._state, self._is_bare = self._held[read.certain :], _State.AFTER_CALL, False
+        self._buffer, self._state, self._is_bare = self._buffer[read.certain :], _State.AFTER_CALL, False
         return parts
 
     def _arguments(self) -> list[Part]:
@@ -223,16 +225,16 @@ class ToolCallParser:
         owed = self._object.owed if self._name else self._object.owed[:-1] if self._object.inner_end is None else ""
         return [ArgumentsPart(self.calls - 1, owed)] if owed else []
 
-    def _whole(self, text: str, *, whole: bool) -> list[Part]:
+    def _parse_call(self, text: str, *, is_complete: bool) -> list[Part]:
         """Read a call whose fields stand in another order, or whose arguments are a text; no part: it is no call.
 
-        `whole`: it may have no arguments.
+        `is_complete`: it may have no arguments.
         """
         with contextlib.suppress(ValueError, TypeError):  # no JSON, or deeper than what is written
             match exact_json.loads(text):
                 case {"function": {"name": str(name), **fields}} | {"name": str(name), **fields} if name:
                     arguments = fields.get("arguments", fields.get("parameters"))
-                    if arguments is not None or (whole and fields.keys() <= _BESIDE_ARGUMENTS):
+                    if arguments is not None or (is_complete and fields.keys() <= _BESIDE_ARGUMENTS):
                         spelled = _json_of(arguments)
                         self.calls += 1
                         return [CallBegun(self.calls - 1, name), ArgumentsPart(self.calls - 1, spelled)]
@@ -242,22 +244,22 @@ class ToolCallParser:
 
     def _read_after_call(self) -> list[Part] | None:
         """Pass over the end mark, what stands before another call, and white space before content."""
-        form, held = self._form, self._held
-        between = _BETWEEN.match(held)
-        assert between
-        left = held[between.end() :]
+        form, buffered = self._form, self._buffer
+        separator = _BETWEEN.match(buffered)
+        assert separator
+        left = buffered[separator.end() :]
         if not left or self._may_be_end(left) or any(mark.startswith(left) and mark != left for mark in self._marks):
             return None
         if self._may_end and (end := next((end for end in self._ends if left.startswith(end)), "")):
-            self._held, self._is_marked = left[len(end) :], False
+            self._buffer, self._is_marked = left[len(end) :], False
         elif left.startswith("{") and (self._is_marked or not form.begin):
-            self._begin(between[0], left)
+            self._begin(separator[0], left)
         elif left.startswith(self._marks):
-            self._held, self._state = left, _State.CONTENT
+            self._buffer, self._state = left, _State.CONTENT
         else:
-            text = held.lstrip()
+            text = buffered.lstrip()
             last = form.last.removesuffix(form.closing)
-            self._held, self._state = (text.removeprefix(last).lstrip() if last else text), _State.CONTENT
+            self._buffer, self._state = (text.removeprefix(last).lstrip() if last else text), _State.CONTENT
         return []
 
     @property
@@ -392,8 +394,8 @@ class _ObjectText:
                 self.broken = True
 
     def _close(self, bracket: str) -> None:
-        before = self._begun.rstrip()
-        self._begun = (before[:-1] if before.endswith(",") else self._begun) + bracket
+        prefix = self._begun.rstrip()
+        self._begun = (prefix[:-1] if prefix.endswith(",") else self._begun) + bracket
         self._open.pop()
         self._expects = _AFTER
         self._count()

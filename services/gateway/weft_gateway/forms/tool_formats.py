@@ -11,7 +11,7 @@ from weft_gateway.forms.marks import CALL_MARKS, MarkTokens
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family writes calls: `begin` object `end`, joined by `between`, all of them inside `first` and `last`.
+    """How a family writes calls: `begin` object `end`, joined by `separator`, all of them inside `first` and `last`.
 
     `spelled`: the mark that may stand before the calls of a format without `begin`; where it does not, they stand where
     the answer begins. `also`: what some write in place of their mark. `python`: a call is one of Python's, whose values
@@ -24,7 +24,7 @@ class ToolFormat:
     begin: str = ""
     end: str = ""
     first: str = ""
-    between: str = ""
+    separator: str = ""
     last: str = ""
     spelled: str = ""
     also: str = ""
@@ -51,15 +51,15 @@ class ToolFormat:
         return frozenset(mark for mark in CALL_MARKS if mark in text)
 
 
-HERMES = ToolFormat("hermes", "arguments", "<tool_call>\n", "\n</tool_call>", between="\n")
-LLAMA = ToolFormat("llama3_json", "parameters", between="; ", spelled="<|python_tag|>")
-MISTRAL = ToolFormat("mistral", "arguments", first="[", between=", ", last="]", spelled="[TOOL_CALLS]", id_chars=9)
+HERMES = ToolFormat("hermes", "arguments", "<tool_call>\n", "\n</tool_call>", separator="\n")
+LLAMA = ToolFormat("llama3_json", "parameters", separator="; ", spelled="<|python_tag|>")
+MISTRAL = ToolFormat("mistral", "arguments", first="[", separator=", ", last="]", spelled="[TOOL_CALLS]", id_chars=9)
 MISTRAL_NAMED = ToolFormat("mistral", "arguments", "[TOOL_CALLS]", arguments_mark="[ARGS]", id_chars=9)
-GRANITE = ToolFormat("granite", "arguments", first="<|tool_call|>[", between=", ", last="]", also="<tool_call>")
+GRANITE = ToolFormat("granite", "arguments", first="<|tool_call|>[", separator=", ", last="]", also="<tool_call>")
 PHI = ToolFormat(
-    "phi4_mini_json", "arguments", first="<|tool_call|>[", between=", ", last="]<|/tool_call|>", also="functools"
+    "phi4_mini_json", "arguments", first="<|tool_call|>[", separator=", ", last="]<|/tool_call|>", also="functools"
 )
-OLMO = ToolFormat("olmo3", "arguments", first="<function_calls>", between="\n", last="</function_calls>", python=True)
+OLMO = ToolFormat("olmo3", "arguments", first="<function_calls>", separator="\n", last="</function_calls>", python=True)
 PARSERS: Mapping[str, ToolFormat] = {form.name: form for form in (HERMES, LLAMA, MISTRAL, GRANITE, PHI, OLMO)}
 
 
@@ -82,8 +82,11 @@ def instructions(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
 def render_calls(form: ToolFormat, calls: Sequence[Mapping[str, Any]]) -> str:
     """Write OpenAI's calls of an earlier answer as the family's text."""
     functions = [call.get("function") or {} for call in calls]
-    rendered = [f"{form.begin}{_rendered(form, one.get('name'), one.get('arguments'))}{form.end}" for one in functions]
-    return form.first + form.between.join(rendered) + form.last
+    rendered = [
+        f"{form.begin}{_rendered(form, function.get('name'), function.get('arguments'))}{form.end}"
+        for function in functions
+    ]
+    return form.first + form.separator.join(rendered) + form.last
 
 
 def _rendered(form: ToolFormat, name: Any, arguments: Any) -> str:

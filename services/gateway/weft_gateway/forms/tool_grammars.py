@@ -42,12 +42,12 @@ def describe_answer(
     *,
     several: bool,
     is_free: bool,
-    only: str | None,
+    only_function: str | None,
 ) -> dict[str, Any]:
     """Write down the form of an answer, as JSON: see `structured_outputs.with_tools`."""
     functions = [{"index": index, **tool["function"]} for index, tool in enumerate(tools)]
     return {
-        "functions": [function for function in functions if only in (None, function["name"])],
+        "functions": [function for function in functions if only_function in (None, function["name"])],
         "written": asdict(written),
         "several": several,
         "answer": answer,
@@ -64,7 +64,7 @@ def keep_enforceable_tools(answer_form: Mapping[str, Any]) -> dict[str, Any]:
             continue
         param = f"tools[{function['index']}]"
         try:
-            schema = keep_enforceable(_arguments(function), _options(function), where="parameters")
+            schema = keep_enforceable(_arguments(function), _options(function), root_name="parameters")
         except ValueError as error:
             raise FaultyTool(param, f"{param} ({function['name']}): {error}") from error
         functions.append({**function, "parameters": schema})
@@ -95,9 +95,9 @@ def grammar_of_tools(answer_form: Mapping[str, Any], reasoning: str) -> str:
         return f"{mark(function['name'])} {call_id} {mark(written.arguments_mark)} %json {schema}"
 
     functions = answer_form["functions"]
-    more = f"({mark(written.between)} {mark(written.begin)} function)*" if answer_form["several"] else ""
+    further = f"({mark(written.separator)} {mark(written.begin)} function)*" if answer_form["several"] else ""
     names = [f"function_{index}" for index in range(len(functions))]
-    rules = [f"functions: function {more}", f"function: ({' | '.join(names)}) {mark(written.end)}"]
+    rules = [f"functions: function {further}", f"function: ({' | '.join(names)}) {mark(written.end)}"]
     rules += [f"{name}: {function_of(name, function)}" for name, function in zip(names, functions, strict=True)]
     if is_free:
         return "\n".join([*_free_text(written, reasoning), *rules])
@@ -124,11 +124,11 @@ def _free_text(written: ToolFormat, reasoning: str) -> list[str]:
     starts, rules = ["TEXT"], [rf"TEXT: /(.|\n)*/ & ~/(.|\n)*({calling})(.|\n)*/{no_first}"]
     for index, opening in enumerate(written.openings):
         letters, rest = (opening + opened, "") if opening.isalpha() else (opening, opened)
-        until = rf"/(.|\n)*{re.escape(letters)}/ & ~/(.|\n)*({calling})(.|\n)+/{no_first}"
+        pattern = rf"/(.|\n)*{re.escape(letters)}/ & ~/(.|\n)*({calling})(.|\n)+/{no_first}"
         token = f" | TEXT <[{written.marks[opening][0]}]>" if opening in written.marks else ""
         begins = _literal(written.begin.removeprefix(opening) or rest)
         ends = in_grammar(written.last, written.marks) if opening == mark else _literal(closed)
-        rules += [f"until_{index}: UNTIL_{index}{token}", f"UNTIL_{index}: {until}"]
+        rules += [f"until_{index}: UNTIL_{index}{token}", f"UNTIL_{index}: {pattern}"]
         starts.append(f"until_{index} {begins} functions {ends}")
     if is_bare:
         thinks = rf"|{re.escape(reasoning)}" if reasoning else ""
@@ -165,10 +165,10 @@ def _keywords(name: str, function: Mapping[str, Any]) -> str:
         if '"$ref"' in json.dumps(inner):
             inner = {**inner, "$defs": {"arguments": rebase_references(schema, place)}}
         typed = json.dumps({**inner, "x-guidance": _options(function)})
-        after, skips = f"{name}_more{index + 1}", key not in required
+        rest, skips = f"{name}_more{index + 1}", key not in required
         rules.append(f'{name}_value{index}: "{key}=" %json {typed}')
-        rules.append(f"{name}_first{index}: {name}_value{index} {after}{f' | {name}_first{index + 1}' * skips}")
-        rules.append(f'{name}_more{index}: (", " {name}_value{index}){"?" * skips} {after}')
+        rules.append(f"{name}_first{index}: {name}_value{index} {rest}{f' | {name}_first{index + 1}' * skips}")
+        rules.append(f'{name}_more{index}: (", " {name}_value{index}){"?" * skips} {rest}')
     return "\n".join([*rules, f'{name}_first{len(properties)}: ""', f'{name}_more{len(properties)}: ""'])
 
 

@@ -62,7 +62,7 @@ async def caller_of(state: AppState, request: Request, action: Action) -> Princi
 
     Raises Unauthorized, PermissionDenied, ServiceUnavailable, Overloaded.
     """
-    if not state.machine.routes.known:
+    if not state.machine.routes.is_loaded:
         request_id = request.state.ids.request_id
         try:
             await state.manager.arrive(request_id)

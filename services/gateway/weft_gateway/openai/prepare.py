@@ -85,7 +85,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         prepared = list[PreparedRequest]()
         for index, (prompt, tokens) in enumerate(zip(call.prompts, encoded, strict=True)):
             kept = params.truncated(tokens, pool.max_context_tokens)
-            prompt.tokens, prompt.form = tuple(kept), form.after(kept, call.tokenizer.spelled)
+            prompt.tokens, prompt.form = tuple(kept), form.complete(kept, call.tokenizer.spelled)
             grammar = await state.grammars.grammar(tenant, prompt.form.output) if prompt.form.output else ""
             answers_sampling = replace(sampling, grammar=grammar) if grammar else sampling
             prepared.append(_request(state, call, index, prompt, answers_sampling))
@@ -187,7 +187,7 @@ def select_form(params: Common, template: TemplateForms, parser: str) -> AnswerF
         if required or output or is_free:
             several, beside = params.parallel_tool_calls and not is_named, None if required else output
             only = required[0]["function"]["name"] if is_named else None
-            output = with_tools(tools, written, beside, several=several, is_free=is_free, only=only)
+            output = with_tools(tools, written, beside, several=several, is_free=is_free, only_function=only)
     return AnswerForm(
         output=output,
         template=template,

@@ -89,7 +89,7 @@ class GatewayMetrics:
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("weft_gateway_in_flight", "Requests now.", lambda: gateway.admission.in_flight),
             ("weft_gateway_batch_in_flight", "Lines of batches now, of these.", lambda: gateway.admission.batch),
-            ("weft_gateway_held", "Requests without a runner.", lambda: gateway.held),
+            ("weft_gateway_held", "Requests without a runner.", lambda: gateway.unplaced),
             ("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", lambda: len(gateway.outcomes)),
         )
         for name, text, read in gauges:

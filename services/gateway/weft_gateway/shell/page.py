@@ -184,7 +184,7 @@ async def adapters(state: AppState, request: Request) -> Response:
         now = await state.manager.fleet.latest()
         running = Counter(one.request.route.model_name for one in state.machine.requests.values())
         rows = [_served(state, route, now, running[route.model_name]) for route in served]
-    return _json({"adapters": rows, "total": part.total, "more": part.more, "skip": skip})
+    return _json({"adapters": rows, "total": part.total, "more": part.has_more, "skip": skip})
 
 
 def _served(state: AppState, route: Route, now: FleetNow, in_flight: int) -> dict[str, Any]:

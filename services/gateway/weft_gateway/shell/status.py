@@ -19,14 +19,14 @@ async def status_of(state: AppState, authorization: str | None) -> dict[str, Any
     totals: dict[str, Any] = {
         "ready": machine.admission.not_ready_reason() or "ok",
         "in_flight": machine.admission.in_flight,
-        "held": machine.held,
+        "held": machine.unplaced,
         "scheduler": machine.scheduler_up,
         "version": machine.routes.version,
         "key_needed": False,
         "pools": [],
         "models": [],
     }
-    if not machine.routes.known:
+    if not machine.routes.is_loaded:
         return totals
     principal = _principal_of(state, authorization)
     return totals | (await _visible(state, principal) if principal else {"key_needed": True})

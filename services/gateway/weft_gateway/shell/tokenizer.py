@@ -117,7 +117,7 @@ class ModelTokenizer:
         template = self._template if isinstance(self._template, ChatTemplate) else None
         if template:
             self.config = {**self.config, "chat_template": template.default}
-        self.forms = TemplateForms.of(template, self._added)
+        self.forms = TemplateForms.scan(template, self._added)
 
     def encode(
         self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS, *, add_special_tokens: bool = True

@@ -93,12 +93,12 @@ class ConformalCalibrators:
         self.by_group: LruDict[Group, ConformalCalibrator] = LruDict(max_adapters)
         self._target = target
 
-    def of(self, group: Group) -> ConformalCalibrator:
+    def serving(self, group: Group) -> ConformalCalibrator:
         """The calibrator that answers for a tenant's adapter now."""
         for key in (group, ("", group[1])):
-            own = self.by_group.get(key)
-            if own is not None and len(own) >= OWN_SCORES:
-                return own
+            calibrator = self.by_group.get(key)
+            if calibrator is not None and len(calibrator) >= OWN_SCORES:
+                return calibrator
         return self.pooled
 
     def learn(self, group: Group, score: float, *, shared: bool = True) -> bool:
@@ -106,7 +106,7 @@ class ConformalCalibrators:
 
         Returns whether the one that answers had covered the score.
         """
-        covered = score <= self.of(group).bound()
+        covered = score <= self.serving(group).bound()
         if shared:
             self.pooled.learn(score)
         for key in dict.fromkeys((("", group[1]), group)):

@@ -119,10 +119,10 @@ class Encoder:
         names, d = NAMES[shape.kind], shape.dim
 
         def tensor(name: str, *dims: int) -> Array:
-            found = weights.get(name)
-            if found is None or found.shape != dims or not np.isfinite(found).all():
+            array = weights.get(name)
+            if array is None or array.shape != dims or not np.isfinite(array).all():
                 raise CorruptModel(f"{name} is not {'x'.join(map(str, dims))} finite numbers")
-            return found
+            return array
 
         def dense(name: str, fan_in: int, fan_out: int) -> _Dense:
             weight = np.ascontiguousarray(tensor(f"{name}.weight", fan_out, fan_in).T)

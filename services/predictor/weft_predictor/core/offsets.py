@@ -48,22 +48,22 @@ class Offsets:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def of(self, group: Group) -> float:
+    def log_offset(self, group: Group) -> float:
         """The offset of a tenant's adapter in log tokens, else the adapter's; 0 for one never seen."""
         window = self._windows.get(group) or self._windows.get(("", group[1]))
         return window.offset if window else 0.0
 
-    def before(self, group: Group, then: int) -> float | None:
-        """About the offset of an adapter when the model had learned `then` outcomes; None: it is forgotten."""
+    def earlier_offset(self, group: Group, learned: int) -> float | None:
+        """About the offset of an adapter when the model had learned `learned` outcomes; None: it is forgotten."""
         window = self._windows.get(group)
-        if window is None or then > window.forgotten:
-            past = (offset for changed_at, offset in window.history if changed_at >= then) if window else ()
-            return next(iter(past), self.of(group))
+        if window is None or learned > window.forgotten:
+            past = (offset for changed_at, offset in window.history if changed_at >= learned) if window else ()
+            return next(iter(past), self.log_offset(group))
         return None
 
     def learn(self, group: Group, residual: float, now: int = 0) -> None:
         """Learn one more residual (log length minus the ridge's answer). `now`: outcomes learned before."""
-        self._windows.touch(group, lambda: _Window(self.of(group))).append(residual, now)
+        self._windows.touch(group, lambda: _Window(self.log_offset(group))).append(residual, now)
 
     def items(self) -> Iterable[tuple[Group, list[float]]]:
         """Group and residuals, oldest first: with `prior` the part of the checkpoint."""

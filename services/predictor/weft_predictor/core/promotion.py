@@ -45,15 +45,15 @@ class Judge:
 
     def add(self, tenant: str, served: float, candidate: float) -> None:
         """Add the losses of one outcome."""
-        own = self._by_tenant[tenant]
-        if 0 < self.judged - own < own:
+        judged = self._by_tenant[tenant]
+        if 0 < self.judged - judged < judged:
             return
         self._by_tenant[tenant] += 1
         difference = min(max(served - candidate, -MAX_DIFFERENCE), MAX_DIFFERENCE)
         self.judged += 1
         self._served += served
-        before, self.mean = self.mean, self.mean + (difference - self.mean) / self.judged
-        self._squares += (difference - before) * (difference - self.mean)
+        previous_mean, self.mean = self.mean, self.mean + (difference - self.mean) / self.judged
+        self._squares += (difference - previous_mean) * (difference - self.mean)
 
     @property
     def better(self) -> bool:
@@ -106,9 +106,9 @@ class PromotedModel:
     def observe(self, outcome: Outcome) -> ObservationResult:
         result = self.served.observe(outcome)
         if self.candidate is not None:
-            beside = self.candidate.observe(outcome)
-            if result.loss is not None and beside.loss is not None:
-                self._judge.add(outcome.namespace, result.loss, beside.loss)
+            candidate = self.candidate.observe(outcome)
+            if result.loss is not None and candidate.loss is not None:
+                self._judge.add(outcome.namespace, result.loss, candidate.loss)
                 self._decide(self.candidate)
         return result
 

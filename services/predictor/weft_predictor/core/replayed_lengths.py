@@ -40,12 +40,18 @@ class ReplayedLengths:
         return {}
 
     def _predict(self, item: PredictItem) -> Prediction:
-        found = self._predictions.get(item.request_id) or self._predictions.get(item.prompt_text)
-        if found is None:
+        quantiles = self._predictions.get(item.request_id) or self._predictions.get(item.prompt_text)
+        if quantiles is None:
             return Prediction(item.request_id)
         p50, p90, p10, p99, bucket = (
             math.ceil(min(tokens * self.scale, 2**31 - 1))
-            for tokens in (found.p50_tokens, found.p90_tokens, found.p10_tokens, found.p99_tokens, found.bucket_tokens)
+            for tokens in (
+                quantiles.p50_tokens,
+                quantiles.p90_tokens,
+                quantiles.p10_tokens,
+                quantiles.p99_tokens,
+                quantiles.bucket_tokens,
+            )
         )
         return Prediction(item.request_id, p50, p90, VERSION, p10, p99, bucket)
 

@@ -26,7 +26,7 @@ class ResidualScale:
     def cold(cls, prior: float) -> "ResidualScale":
         return cls(np.full(OCTAVES, prior), np.full(OCTAVES, PRIOR_COUNT))
 
-    def of(self, log_tokens: float) -> float:
+    def scale_at(self, log_tokens: float) -> float:
         """The scale at a predicted log length, linear between the middles of octaves."""
         position = min(max(log_tokens / LOG_2 - 0.5, 0.0), OCTAVES - 1.0)
         low = min(int(position), OCTAVES - 2)

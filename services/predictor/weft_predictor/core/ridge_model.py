@@ -74,7 +74,7 @@ class Regression:
         """Learn a log length. Returns what the ridge said before."""
         base = self.ridge.predict(x)
         centre = min(max(base + offset, 0.0), MAX_LOG_TOKENS)
-        bound = MAX_ERROR * self.scale.of(centre)
+        bound = MAX_ERROR * self.scale.scale_at(centre)
         error = min(max(real - centre, -bound), bound)
         self.scale.learn(centre, error)
         self.ridge.learn(x, centre + error - offset)
@@ -104,7 +104,7 @@ class RidgeModel:
         self._teacher: str | None = None  # of what is shared: the first tenant
         self._shared_learns = True  # one tenant at most has ever taught
         self._shared = Regression(ridge, residual_scale)
-        self._own: LruDict[str, Regression] = LruDict(MAX_OWN)
+        self._by_tenant: LruDict[str, Regression] = LruDict(MAX_OWN)
         self.features = FeatureCache()
         self._seen: LruDict[str, None] = LruDict(MAX_SEEN)
 
@@ -140,11 +140,11 @@ class RidgeModel:
         for part in _parts(items):
             rows, buckets = self.featurizer.rows([(item.prompt_text, item.prompt_tokens) for item in part])
             regressions = {item.namespace: self._regression(item.namespace) for item in part}
-            predicted_rows = {id(one): one.ridge.predict_rows(rows).tolist() for one in regressions.values()}
+            predicted_rows = {id(entry): entry.ridge.predict_rows(rows).tolist() for entry in regressions.values()}
             for row, (item, bucket) in enumerate(zip(part, buckets, strict=True)):
                 group, regression = (item.namespace, item.model_name), regressions[item.namespace]
                 centre = self._centre(predicted_rows[id(regression)][row], group)
-                calibrator, scale = self.calibrators.of(group), regression.scale.of(centre)
+                calibrator, scale = self.calibrators.serving(group), regression.scale.scale_at(centre)
                 scores = (calibrator.bound() if level is None else calibrator.quantile(level) for level in LEVELS)
                 tokens = (_tokens(centre + scale * score, self.scale) for score in scores)
                 p10, p50, p90, p99 = accumulate(tokens, max)
@@ -164,10 +164,10 @@ class RidgeModel:
         if base is None:
             return ObservationResult("unknown")
         centre = self._centre(base, group)
-        scale = regression.scale.of(centre)
+        scale = regression.scale.scale_at(centre)
         score = (_log_tokens(outcome.completion_tokens) - centre) / scale
         censored = outcome.censored or outcome.finish in _CUT_OFF
-        if censored and (score := self.calibrators.of(group).impute_censored(score)) is None:
+        if censored and (score := self.calibrators.serving(group).impute_censored(score)) is None:
             return ObservationResult("censored")
         self._teacher = outcome.namespace if self._teacher is None else self._teacher
         self._shared_learns &= outcome.namespace == self._teacher
@@ -182,22 +182,22 @@ class RidgeModel:
         """Learn a real length, `real` in log tokens. `base`: what the tenant's ridge says, if it knows the prompt."""
         tenant, adapter = group
         if self._shared_learns:
-            shared = base if x is None else self._shared.learn(x, real, self.offsets.of(("", adapter)))
+            shared = base if x is None else self._shared.learn(x, real, self.offsets.log_offset(("", adapter)))
             self.offsets.learn(("", adapter), real - shared, self.learned)
         if tenant:
             if x is not None:
-                base = self._own.touch(tenant, self._shared.copy).learn(x, real, self.offsets.of(group))
+                base = self._by_tenant.touch(tenant, self._shared.copy).learn(x, real, self.offsets.log_offset(group))
             self.offsets.learn(group, real - base, self.learned)
 
     def _regression(self, tenant: str) -> "Regression":
         """The regression that answers for a tenant now."""
-        return self._own.get(tenant, self._shared)
+        return self._by_tenant.get(tenant, self._shared)
 
     def _loss(self, group: Group, score: float) -> float:
         """Sum the quantile losses of p50 and p90, in scales."""
-        calibrator = self.calibrators.of(group)
-        beyond = ((0.5, score - calibrator.quantile(0.5)), (TARGET, score - calibrator.bound()))
-        return sum(max(level * by, (level - 1.0) * by) for level, by in beyond)
+        calibrator = self.calibrators.serving(group)
+        excesses = ((0.5, score - calibrator.quantile(0.5)), (TARGET, score - calibrator.bound()))
+        return sum(max(level * excess, (level - 1.0) * excess) for level, excess in excesses)
 
     def _base_of(self, outcome: Outcome, group: Group) -> float | None:
         """Recover the ridge's part of the prediction that a request was scheduled with; None: it cannot be known.
@@ -205,8 +205,8 @@ class RidgeModel:
         The offset of then is taken out, not that of now: else the error that some requests in flight have taught is
         taught once more by each of the others, and the offset runs away.
         """
-        then = self._learned_at(outcome.model_version)
-        offset = self.offsets.before(group, then) if then is not None else None
+        learned = self._learned_at(outcome.model_version)
+        offset = self.offsets.earlier_offset(group, learned) if learned is not None else None
         if offset is None or not outcome.predicted_p50_tokens:
             return None
         p50_tokens = outcome.predicted_p50_tokens / self.scale - 0.5  # it was rounded up
@@ -219,16 +219,16 @@ class RidgeModel:
         return int(learned[:18]) if ours else None
 
     def _centre(self, base: float, group: Group) -> float:
-        return min(max(base + self.offsets.of(group), 0.0), MAX_LOG_TOKENS)
+        return min(max(base + self.offsets.log_offset(group), 0.0), MAX_LOG_TOKENS)
 
     def _centre_of_median(self, log_p50: float, group: Group) -> float:
         """Find the centre whose predicted median this was: the fixed point of centre = median - scale(centre) * score.
 
         The median score is near 0 and the scale changes little within an octave, so a few rounds settle it.
         """
-        score, centre, scale = self.calibrators.of(group).quantile(0.5), log_p50, self._regression(group[0]).scale
+        score, centre, scale = self.calibrators.serving(group).quantile(0.5), log_p50, self._regression(group[0]).scale
         for _ in range(4):
-            centre = min(max(log_p50 - scale.of(centre) * score, 0.0), MAX_LOG_TOKENS)
+            centre = min(max(log_p50 - scale.scale_at(centre) * score, 0.0), MAX_LOG_TOKENS)
         return centre
 
     # ---- the checkpoint: plain arrays
@@ -250,7 +250,7 @@ class RidgeModel:
             "offset_priors": [self.offsets.prior(group) for group in offsets],
             "teacher": self._teacher,
             "shared_learns": self._shared_learns,
-            "own": list(self._own),
+            "own": list(self._by_tenant),
             "groups": [[name, group.level, group.prior, group.draws] for name, group in groups.items()],
         }
         return {
@@ -259,10 +259,12 @@ class RidgeModel:
             "variance": self.ridge.variance.copy(),
             "spread_scale": self.residual_scale.scale.copy(),
             "spread_count": self.residual_scale.count.copy(),
-            "own_weight": _stack([own.ridge.weight for own in self._own.values()], len(self.ridge.weight)),
-            "own_variance": _stack([own.ridge.variance for own in self._own.values()], len(self.ridge.weight)),
-            "own_spread_scale": _stack([own.scale.scale for own in self._own.values()], OCTAVES),
-            "own_spread_count": _stack([own.scale.count for own in self._own.values()], OCTAVES),
+            "own_weight": _stack([tenant.ridge.weight for tenant in self._by_tenant.values()], len(self.ridge.weight)),
+            "own_variance": _stack(
+                [tenant.ridge.variance for tenant in self._by_tenant.values()], len(self.ridge.weight)
+            ),
+            "own_spread_scale": _stack([tenant.scale.scale for tenant in self._by_tenant.values()], OCTAVES),
+            "own_spread_count": _stack([tenant.scale.count for tenant in self._by_tenant.values()], OCTAVES),
             "hits": np.array(self.hits, dtype=np.bool_),
             **_pack("offset", offsets.values()),
             **_pack("group", (group.scores() for group in groups.values())),
@@ -305,7 +307,7 @@ class RidgeModel:
         model._teacher = None if meta["teacher"] is None else str(meta["teacher"])
         model._shared_learns = bool(meta["shared_learns"])
         for row, tenant in enumerate(meta["own"]):
-            model._own[str(tenant)] = _regression(arrays, "own_", base, dim, row)
+            model._by_tenant[str(tenant)] = _regression(arrays, "own_", base, dim, row)
         model.hits = deque((bool(hit) for hit in arrays["hits"]), maxlen=COVERAGE_WINDOW)
         return model
 
@@ -364,8 +366,8 @@ def _stack(rows: list[NDArray[Any]], columns: int) -> NDArray[Any]:
 
 def _regression(arrays: Arrays, prefix: str, base: float, dim: int, row: int | None = None) -> Regression:
     def vector(name: str, length: int, *, positive: bool = True) -> NDArray[Any]:
-        found = arrays[prefix + name]
-        return _vector(found if row is None else found[row], prefix + name, length, positive=positive)
+        array = arrays[prefix + name]
+        return _vector(array if row is None else array[row], prefix + name, length, positive=positive)
 
     weight, variance = vector("weight", dim, positive=False), vector("variance", dim)
     scale = ResidualScale(vector("spread_scale", OCTAVES).copy(), vector("spread_count", OCTAVES).copy())

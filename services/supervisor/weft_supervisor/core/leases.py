@@ -57,16 +57,16 @@ class Leases:
 
     def expire(self, now: float) -> list[RunnerId]:
         """End the leases that have run out; returns their runners, each once."""
-        gone: list[RunnerId] = []
+        expired: list[RunnerId] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, (_, runner) = self._expires.popitem(last=False)
-            gone.append(runner)
-        return gone
+            expired.append(runner)
+        return expired
 
-    def hold_all(self, until: float) -> None:
-        """Let no lease run out before `until`, however short the time that it is renewed for: their order stays."""
-        self._held_until = max(self._held_until, until)
-        self._expires = OrderedDict((uuid, (max(at, until), id_)) for uuid, (at, id_) in self._expires.items())
+    def hold_all(self, earliest_end: float) -> None:
+        """Keep every lease until `earliest_end`, and keep the order of the leases."""
+        self._held_until = max(self._held_until, earliest_end)
+        self._expires = OrderedDict((uuid, (max(at, earliest_end), id_)) for uuid, (at, id_) in self._expires.items())
 
     def next_deadline(self) -> float | None:
         """The time at which the next lease runs out unless renewed."""

@@ -16,10 +16,10 @@ from weft.domain.runner import PreemptDecision, RunnerBook
 
 
 class PendingPreemption(NamedTuple):
-    """A victim that has been chosen and not yet been seen to leave; chosen again after `until` (seconds)."""
+    """A victim that has been chosen and not yet been seen to leave; chosen again after `deadline` (seconds)."""
 
     decision: PreemptDecision
-    until: float
+    deadline: float
 
 
 class Preemption:
@@ -36,16 +36,16 @@ class Preemption:
         pending = self._pending.get(runner)
         if pending is None and not book.overruns:
             return None
-        before = (pending.decision.request_id, pending.decision.epoch) if pending is not None else None
-        victim = book.sequences.get(before[0]) if before is not None else None
-        leaving = victim is not None and (victim.request_id, victim.epoch) == before  # it is still there
-        if pending is not None and leaving and now < pending.until:
+        previous = (pending.decision.request_id, pending.decision.epoch) if pending is not None else None
+        victim = book.sequences.get(previous[0]) if previous is not None else None
+        leaving = victim is not None and (victim.request_id, victim.epoch) == previous  # it is still there
+        if pending is not None and leaving and now < pending.deadline:
             return None
         decision = select_victim(book)
         if decision is None:
             self._pending.pop(runner, None)  # it has left, or no sequence waits for its pages any more
             return None
-        self.preempts += not (leaving and before == (decision.request_id, decision.epoch))
+        self.preempts += not (leaving and previous == (decision.request_id, decision.epoch))
         self._pending[runner] = PendingPreemption(decision, now + self._bound_s)
         return decision
 
@@ -59,11 +59,11 @@ class Preemption:
 
     def due(self, now: float) -> list[RunnerId]:
         """List runners whose victim should have left by now."""
-        return [runner for runner, pending in self._pending.items() if pending.until <= now]
+        return [runner for runner, pending in self._pending.items() if pending.deadline <= now]
 
     def next_deadline(self) -> float | None:
         """The time at which the next bound passes."""
-        return min((pending.until for pending in self._pending.values()), default=None)
+        return min((pending.deadline for pending in self._pending.values()), default=None)
 
 
 def select_victim(book: RunnerBook) -> PreemptDecision | None:
@@ -82,10 +82,10 @@ def select_victim(book: RunnerBook) -> PreemptDecision | None:
     if not waiting:
         return None
     candidates = victim_candidates(here, lambda sequence: sequence.priority)
-    leaving = [one for one in waiting if paused[one.request_id, one.epoch].leaves and one in candidates]
+    leaving = [s for s in waiting if paused[s.request_id, s.epoch].leaves and s in candidates]
     movable = [sequence for sequence in candidates if not sequence.stays]
     victim = latest_arrival(leaving or movable or candidates, lambda sequence: sequence.arrived_ms)
-    own = paused.get((victim.request_id, victim.epoch))
-    reservation = own.reservation_tokens if own else victim.reservation_tokens
+    growth = paused.get((victim.request_id, victim.epoch))
+    reservation = growth.reservation_tokens if growth else victim.reservation_tokens
     oldest = min(waiting, key=lambda sequence: (sequence.priority, sequence.arrived_ms))
     return PreemptDecision(book.spec.runner, victim.request_id, victim.epoch, oldest.request_id, reservation)

@@ -162,8 +162,8 @@ class Supervisor:
             self._review_victims()
         else:
             content = event.message if isinstance(event, Received) else event
-            for kind, of, handler in self._handlers:
-                if event.peer.kind is kind and isinstance(content, of):
+            for kind, message_type, handler in self._handlers:
+                if event.peer.kind is kind and isinstance(content, message_type):
                     handler(event.peer, content)
         # 3. Leases that have run out.
         for id_ in self.leases.expire(now):
@@ -387,12 +387,12 @@ def _name(runner: RunnerId) -> str:
 
 def _urgent(book: RunnerBook, report: RunnerReport) -> bool:
     """Whether the scheduler has to know of a report at once: ends, overruns and changes of readiness."""
-    before, after = book.figures, report.figures
-    if book.version is None or report.ended or (before.ready, before.draining) != (after.ready, after.draining):
+    old, new = book.figures, report.figures
+    if book.version is None or report.ended or (old.ready, old.draining) != (new.ready, new.draining):
         return True
     if report.overruns and not set(report.overruns) <= set(book.overruns):
         return True
-    held = book.sequences
-    if any(s.request_id in held and held[s.request_id].epoch != s.epoch for s in report.sequences):
+    sequences = book.sequences
+    if any(s.request_id in sequences and sequences[s.request_id].epoch != s.epoch for s in report.sequences):
         return True
-    return report.full and not held.keys() <= {sequence.request_id for sequence in report.sequences}
+    return report.full and not sequences.keys() <= {sequence.request_id for sequence in report.sequences}

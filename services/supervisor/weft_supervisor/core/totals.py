@@ -27,8 +27,8 @@ def summarize(books: Iterable[RunnerBook]) -> dict[str, PoolMemory]:
     for book in books:
         spec, f = book.spec, book.figures
         pages = (spec.total_pages, f.free_pages, book.reserved_pages, f.used_pages, f.adapter_pages)
-        before = pools.get(spec.pool, PoolMemory())
-        pools[spec.pool] = PoolMemory(*map(sum, zip(before, (*pages, len(book.sequences)), strict=True)))
+        memory = pools.get(spec.pool, PoolMemory())
+        pools[spec.pool] = PoolMemory(*map(sum, zip(memory, (*pages, len(book.sequences)), strict=True)))
     return pools
 
 
