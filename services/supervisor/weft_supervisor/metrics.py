@@ -20,9 +20,9 @@ TERM = Gauge("weft_supervisor_highest_term", "The highest scheduler term seen")
 
 
 def update(supervisor: Supervisor, previous: Counters) -> Counters:
-    """Set the gauges from the core; add what its counters grew by since `previous`. Returns the counters now."""
+    """Set the gauges from the core, and add the growth of its counters since `previous`. Return the counters now."""
     for gauge in (RUNNERS, PAGES, SEQUENCES):
-        gauge.clear()  # a pool that has gone leaves no stale figure
+        gauge.clear()  # a removed pool leaves no stale figure
     for book in supervisor.live():
         RUNNERS.labels(book.spec.pool).inc()
     for pool, memory in supervisor.memory().items():
