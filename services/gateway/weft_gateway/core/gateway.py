@@ -307,20 +307,20 @@ class Gateway:
         self, stream: RequestStream, event: StreamEvent, now: float, runner: RunnerId | None = None
     ) -> list[Effect]:
         """`runner`: that has sent the event. A bug ends this answer, and no other."""
-        request_id, left, deadline = stream.request_id, stream.runners, stream.hold_deadline
+        request_id, previous, deadline = stream.request_id, stream.runners, stream.hold_deadline
         try:
             effects: list[Effect] = stream.handle(event, now, runner)  # pyright: ignore[reportAssignmentType] (a new list)
-            entered = stream.runners
-            if entered is left and entered:
+            present = stream.runners
+            if present is previous and present:
                 return effects  # nothing but tokens
-            for runner_left in left:
-                if runner_left not in entered:
-                    self.sessions.leave(runner_left.peer, request_id, now)
+            for located in previous:
+                if located not in present:
+                    self.sessions.leave(located.peer, request_id, now)
             opened: list[Effect] = []
-            for runner_left in entered:
-                for old in self.sessions.replaced_by(runner_left):
+            for located in present:
+                for old in self.sessions.replaced_by(located):
                     opened += self._close(old, "a new incarnation took its place", now)
-                opened += self.sessions.enter(runner_left, request_id, stream.request.route.pool, now)
+                opened += self.sessions.enter(located, request_id, stream.request.route.pool, now)
             effects = [*opened, *effects]
             if stream.hold_deadline != deadline:
                 self._set_hold_timer(stream)
