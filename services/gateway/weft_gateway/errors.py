@@ -4,18 +4,18 @@
     |- BadRequest      400    correct the request (ParameterError: this parameter; BodyTimeout 408: send it at once)
     |- Unauthorized    401    send a valid key
     |- PermissionDenied 403   use a key of another scope
-    |- ModelNotFound   404    ask for a model that is there for this key
-    |- NotFound        404    ask for a file or batch that is there for this key
+    |- ModelNotFound   404    ask for a model available to this key
+    |- NotFound        404    ask for a file or batch available to this key
     |- TooLate        409    too late: the batch has ended
     |- TooLarge        413    send less
-    |- UnsupportedMediaType 415 declare the body as what it is
+    |- UnsupportedMediaType 415 declare the body's media type
     |- Overloaded      429    try again after `retry_after_ms`
     |- LimitReached    429    try again after `retry_after_ms` (a limit of the key or its namespace)
     |- QuotaSpent      429    wait for the next day, or ask for a higher quota
-    |- ServiceUnavailable 503    try again: something is missing that is expected back
+    |- ServiceUnavailable 503    try again: a missing part is expected back
     |- QuotaReached    429    delete files, or wait for batches to end
-    |- InsufficientStorage 507 try again once there is room on the disk that the code names
-    |- NotConfigured   501    configure what this installation lacks
+    |- InsufficientStorage 507 try again after making room on the disk named by the code
+    |- NotConfigured   501    configure the missing part of the installation
     `- Internal        500    report a bug
 
 The core names a fault by a `Failure`. Only `from_failure` translates it.
@@ -122,7 +122,7 @@ class ModelNotFound(ApiError):
         """`message`: the fault, unless the model is missing."""
         missing = (
             f"The model {model[:256]!r} does not exist or is not available to this key; "
-            "GET /v1/models lists those that are."
+            "GET /v1/models lists the available models."
         )
         super().__init__(message or missing, param="model")
 

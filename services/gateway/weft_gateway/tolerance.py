@@ -1,6 +1,6 @@
 """The parameters accepted in a request besides the served parameters (a tolerant reader: Fowler, 2011).
 
-`null` is accepted without effect. So are parameters of further servers that ask for the default behaviour: the values
+`null` is accepted without effect. So are parameters of further servers asking for the default behaviour: the values
 of `NEUTRAL`, and false, 0 and empty values of the names in `OFF`. `hints` has already removed the ignored hints. Any
 further parameter would change the meaning of the request if it were ignored. So it is refused by name, with advice, at
 any value: even false asks for a change if the default is true.

@@ -279,7 +279,7 @@ def test_long_integers_that_llguidance_keeps_are_taken(schema: dict[str, Any], t
         ({"json": {"type": "nothing"}}, "Invalid type: nothing"),
         ({"json": "{"}, "."),
         ({"json": {"enum": []}}, "Unsatisfiable"),
-        ({"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "write anyOf, or.*strict: false"),
+        ({"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "Write anyOf, or.*strict: false"),
         ({"json": {"nullable": "yes"}}, "nullable is true or false"),
         *(({"json": schema}, "the grammar would round the integer -?[0-9]{16,}; leave it out") for schema in ROUNDED),
         ({"regex": "a(?=b)"}, "look-ahead"),

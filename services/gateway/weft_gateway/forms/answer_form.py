@@ -20,7 +20,7 @@ class AnswerForm:
     `tools`: the format of calls; None: no calls. `reasoning`: the marks of possible reasoning at its start;
     `in_reasoning`: the prompt ends inside it. `continues`: the text of the continued message. `shows_reasoning`:
     clients get the reasoning. `spells_marks`: readers get the letters of special tokens as part of the text.
-    `calls_are_asked`: the request names the called tool, so the answer's end is no surprise (OpenAI). `one_call`: the
+    `calls_are_asked`: the request names the called tool, so the answer's end is expected (OpenAI). `one_call`: the
     request takes a single call, the first of several (vLLM). `calls_alone`: the answer has to call. Text next to its
     calls then comes from a cut call and is dropped.
     """

@@ -12,8 +12,8 @@ from weft.grammars import first_fault, one_line, parser_limits
 
 Options = Mapping[str, Any]  # options of llguidance for a schema, as `x-guidance`
 _ONE_OF = (
-    "expected oneOf with schemas that exclude each other, for example by a required property of different const; "
-    "write anyOf, or set strict: false if the parameter has it, so that oneOf is taken as anyOf"
+    "expected oneOf with schemas that exclude each other, for example by a required property of different const. "
+    "Write anyOf, or set strict: false if the parameter has it: oneOf is then taken as anyOf"
 )
 _INSIDE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")  # a schema
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # schemas

@@ -1,7 +1,7 @@
 """Marks in an answer: texts around its reasoning and its calls of tools. Pure.
 
 A tokenizer may have a mark as a single token. For a special token the readers of an answer get a character unused in
-texts, so that the same letters from further tokens do not count as a mark. Clients do not get the character. In the
+texts. So the same letters from further tokens do not count as a mark. Clients do not get the character. In the
 arguments of a call it is part of a text, and they get the letters.
 """
 

@@ -60,7 +60,7 @@ def structured_output(response_format: Any = None, structured_outputs: Any = Non
 
 
 def grammar_of(output: StructuredOutput) -> str:
-    """Build a grammar that compiles.
+    """Build a grammar that llguidance compiles without an error.
 
     Raises ValueError with the fault, or FaultyTool for a tool.
     """

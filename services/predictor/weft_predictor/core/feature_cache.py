@@ -1,9 +1,9 @@
 """The features of predicted prompts, kept until the outcome of their request arrives.
 
-Bounded in bytes, the oldest are dropped first. Measured on random words (94, 425 and 7,994 columns): 64 MiB hold the
-prompts of 60,000 requests of 40 characters, 18,000 of 185, or 1,000 of the longest. A prompt's text takes a tenth, but
-would be hashed a second time for its outcome (0.15 to 1.5 ms), and prompts would stay in memory. `ridge_model.py` says
-how an outcome without features teaches.
+Bounded in bytes, the oldest are dropped first. Measured on random words (94, 425 and 7,994 columns), 64 MiB hold the
+prompts of 60,000 requests of 40 characters. They hold 18,000 of 185 characters, or 1,000 of the longest. A prompt's
+text takes a tenth, but would be hashed a second time for its outcome (0.15 to 1.5 ms). Prompts would also stay in
+memory. `ridge_model.py` says how an outcome without features teaches.
 
 Every choice of a client's request is a separate request (ID/0, ID/1, ...). The gateway asks for a single prediction
 under the id without an index, and all choices share the features.

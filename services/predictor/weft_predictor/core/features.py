@@ -1,7 +1,7 @@
 """A prompt as a sparse vector: hashed word 1-2-grams and character 3-4-grams, plus the prompt's size class.
 
 The hash is defined here and is the same in every process and release (Python's `hash` of a string changes with each
-start). All grams of a kind are hashed in a handful of numpy calls over all prompts of a batch, so the cost grows slowly
+start). All grams of a kind are hashed in a handful of numpy calls over all prompts of a batch. So the cost grows slowly
 with their number and length.
 """
 

@@ -19,7 +19,7 @@ class ObservationResult:
     """The change of a model by an outcome.
 
     learned: everything. partial: offset and calibration of its adapter; the prompt's features were gone. No change:
-    censored (a lower bound far below usual lengths), unknown (neither features nor a recent prediction of this model),
+    censored (a lower bound far below usual lengths); unknown (neither features nor a recent prediction of this model);
     duplicate (the same request id before). `covered`: whether p90 held; None: no change. `loss`: the quantile losses of
     the model's earlier p50 and p90 for the prompt, in log tokens. None: the answer cannot be judged (cut off, or
     features gone).

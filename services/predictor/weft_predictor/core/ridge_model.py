@@ -235,9 +235,9 @@ class RidgeModel:
     # ---- the checkpoint: plain arrays
 
     def save(self) -> Arrays:
-        """Copy the model to arrays. `meta` (JSON as bytes: layout, family, learned, adapter names, calibration levels),
-        the ridge's `weight` and `variance` [dim], the residual scale, and the windows of offsets and calibrators as an
-        array each with their lengths."""
+        """Copy the model to arrays. `meta`: JSON as bytes with layout, family, learned, adapter names, calibration
+        levels. The ridge: `weight` and `variance` [dim]. The residual scale. The windows of offsets and calibrators: an
+        array each, with their lengths."""
         groups = {None: self.calibrators.pooled, **self.calibrators.by_group}
         offsets = dict(self.offsets.items())
         meta = {

@@ -6,8 +6,8 @@ pages are used within one iteration. Nothing is sent twice on a stream. A new st
 live runner, the runners lost last, and the pending victims.
 
 Orders go to the runners as they come. The supervisor also keeps the merged desired adapters of each runner, and gives
-all of them to a runner that reconnects. Asking the scheduler instead would not be exact. A change does not name its
-predecessor, so a change sent between the break of a runner's stream and the scheduler's answer would hide a lost
+all of them to a runner that reconnects. Asking the scheduler instead would not be exact, because a change does not name
+its predecessor. A change sent between the break of a runner's stream and the scheduler's answer would hide a lost
 change.
 """
 
@@ -154,7 +154,7 @@ class Supervisor:
     def handle(self, event: Received | Connected | Closed | Tick, now: float) -> list[Effect]:
         """Return the effects of `event` at `now` (seconds, monotonic)."""
         self._now, self._effects = now, []
-        # 1. A supervisor that stood still has received no message, so silence is no evidence against the runners. The
+        # 1. A supervisor that stood still has received no message, so silence proves nothing about the runners. The
         # longer it stood still, the more runners have given up their links and have to come back.
         deadline, config = self.leases.next_deadline(), self.config
         if deadline is not None and now - deadline > config.late_s:
