@@ -1,12 +1,13 @@
 """Settings that the control plane's processes have in common. The runner, without pydantic, has argparse."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from weft import process
@@ -70,6 +71,18 @@ class ProcessSettings(BaseSettings):
             sys.stderr.write(f"{cls.model_config.get('cli_prog_name')}: wrong settings\n{wrong_settings(error)}")
             raise SystemExit(process.EXIT_CANNOT_START) from error
 
+    @model_validator(mode="after")
+    def _variables_are_known(self) -> Self:
+        """Refuse an environment variable with the prefix of this process that no field has: pydantic ignores it."""
+        prefix = self.model_config.get("env_prefix", "").upper()
+        names = {f"{prefix}{name}".upper() for name in type(self).model_fields}
+        unknown = sorted(
+            name for name in os.environ if prefix and name.upper().startswith(prefix) and name.upper() not in names
+        )
+        if unknown:
+            raise ValueError(f"unknown environment variables: {', '.join(unknown)}; --help lists the settings")
+        return self
+
 
 class StandbySettings(ProcessSettings):
     """Settings of a service that may have a standby (`weft.leadership.standby`)."""
@@ -126,6 +139,12 @@ def data_dir_field(component: str, description: str) -> Any:
 
 def wrong_settings(error: ValidationError) -> str:
     """List wrong settings, a line for each: flag, value, what is wrong."""
-    return "".join(
-        f"  --{'.'.join(map(str, e['loc'])).replace('_', '-')} {e['input']!r}: {e['msg']}\n" for e in error.errors()
-    )
+    lines: list[str] = []
+    for fault in error.errors():
+        flag = ".".join(map(str, fault["loc"])).replace("_", "-")
+        lines.append(
+            f"  --{flag} {fault['input']!r}: {fault['msg']}\n"
+            if flag
+            else f"  {fault['msg'].removeprefix('Value error, ')}\n"
+        )
+    return "".join(lines)

@@ -2,7 +2,7 @@
 
 import sys
 
-from weft_runner.core.batch import Batching
+from weft_runner.core import Batching
 from weft_runner.main import main
 
 if __name__ == "__main__":

@@ -105,6 +105,14 @@ def _check(before: Object | None, publication: Publication) -> None:
             raise Changed(f"LoRAAdapter {name} {there}, not {wanted}: nothing was published", "look, then push again")
     if before is None and publication.pool is None:
         raise NotThere(f"there is no LoRAAdapter {name}", "name the pool that is to serve it with --pool, or apply it")
+    if before is not None and publication.pool is not None:
+        reference = before["spec"]["poolRef"]
+        pool = "/".join((reference.get("namespace", publication.namespace), reference["name"]))
+        if pool != (publication.pool if "/" in publication.pool else f"{publication.namespace}/{publication.pool}"):
+            help_ = "leave out --pool, or edit spec.poolRef first"
+            raise Changed(
+                f"LoRAAdapter {name} is in the pool {pool}, not {publication.pool}: nothing was published", help_
+            )
 
 
 def _object(before: Object | None, uri: str, publication: Publication) -> Object:

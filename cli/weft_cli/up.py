@@ -35,7 +35,7 @@ from weft_cli.objects import load_manifests
 from weft_cli.options import running_data_dir
 from weft_cli.output import note, say
 from weft_cli.progress import Progress, Signals
-from weft_operator.core.resources import Ref
+from weft_operator.core import Ref
 from weft_operator.errors import ApiError, StackError
 from weft_operator.local.components import RUNNER, Options
 from weft_operator.local.objects import ref_of

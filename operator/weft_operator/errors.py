@@ -78,8 +78,8 @@ class KubernetesError(OperatorError):
 class ApiFailed(KubernetesError):
     """The API server refused a request."""
 
-    def __init__(self, what: str, status: int, reason: str, message: str) -> None:
-        super().__init__(f"{what}: {status} {reason}: {message}")
+    def __init__(self, request: str, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{request}: {status} {reason}: {message}")
         self.status, self.reason, self.message = status, reason, message
 
 

@@ -35,17 +35,16 @@ from weft_operator.core import (
     State,
     UnpublishAdapter,
     UnpublishPool,
+    expect,
+    known_refs,
     parse,
     reconcile_all,
     requeue_at,
+    resolution_from_status,
+    updated,
 )
-from weft_operator.core.acceptance import resolution_from_status
-from weft_operator.core.artifacts import updated
-from weft_operator.core.expectations import expect
-from weft_operator.core.reconcile import known_refs
-from weft_runner.core import Runner
+from weft_runner.core import MIGRATE_S, Runner
 from weft_runner.core import events as rn
-from weft_runner.core.transfer.hand_over import MIGRATE_S
 from weft_sim.clock import Rank
 from weft_sim.process import LawBroken, Process
 from weft_sim.shells import SCHEDULER, BaseShell, RunnerShell

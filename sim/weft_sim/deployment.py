@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.domain.routes import AdapterSpec, PoolSpec
 from weft.domain.runner import RunnerSpec
-from weft_gateway.core.gateway import GatewayConfig
+from weft_gateway.core import GatewayConfig
 from weft_runner.core import Batching
 from weft_scheduler.core import SchedulerConfig
 from weft_sim.executor_model import StepTimes

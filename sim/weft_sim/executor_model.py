@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from weft.domain.runner import RunnerSpec
-from weft_runner.core.step_time_model import GuessTimes, StepModel
+from weft_runner.core import GuessTimes, StepModel
 
 MASK = (1 << 64) - 1
 PRIME, SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F

@@ -31,8 +31,7 @@ from weft.domain.request import (
 )
 from weft.domain.runner import ReportGap, RunnerBook, RunnerReport, RunnerSpec
 from weft.wire.codec.scheduling import outcome_from_bytes
-from weft_scheduler.core import Consolidated, Stale
-from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
+from weft_scheduler.core import MAX_CONSOLIDATIONS, Consolidated, Stale
 from weft_sim.executor_model import answer, text_of
 from weft_sim.process import LawBroken, Process
 

@@ -13,8 +13,7 @@ from weft.domain.prediction import Prediction
 from weft.domain.request import Priority
 from weft.domain.routes import AdapterSpec, PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerRole, RunnerSpec
-from weft_runner.core import Drain
-from weft_runner.core.transfer.hand_over import MIGRATE_S
+from weft_runner.core import MIGRATE_S, Drain
 from weft_scheduler.core import SchedulerConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.controller import DRAINED_S

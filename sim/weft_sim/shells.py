@@ -15,8 +15,7 @@ from weft.wire.codec.kv_transfer import KvPages
 from weft.wire.codec.scheduling import outcome_bytes, outcome_from_bytes
 from weft_gateway.core import Gateway, Principal
 from weft_gateway.core import events as gw
-from weft_predictor.core import LengthModel, ReplayedLengths, RidgeModel
-from weft_predictor.core.length_model import Arrays
+from weft_predictor.core import Arrays, LengthModel, ReplayedLengths, RidgeModel
 from weft_runner.core import BatchLimits, KvIdentity, PoolLimits, Runner, SampledToken
 from weft_runner.core import Sequence as PoolSequence
 from weft_runner.core import events as rn

@@ -12,11 +12,9 @@ from typing import Any
 from weft.domain.ids import RunnerId
 from weft.domain.routes import AdapterSpec, PoolSpec
 from weft.domain.runner import RunnerSpec
-from weft_gateway.core.gateway import GatewayConfig
-from weft_runner.core import Batching
-from weft_runner.core.adapters.slots import MAX_SLOTS
-from weft_scheduler.core import SchedulerConfig
-from weft_scheduler.core.pool.pool import POLICIES
+from weft_gateway.core import GatewayConfig
+from weft_runner.core import MAX_SLOTS, Batching
+from weft_scheduler.core import POLICIES, SchedulerConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import VOCABULARY, seed_of

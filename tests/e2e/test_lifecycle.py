@@ -161,6 +161,8 @@ async def test_a_pushed_content_is_served_and_the_one_before_it_to_streams_and_p
     late = stack.cli("push", "pushed", str(quickstart / "digits"), "-n", "acme", "--if-digest", digest, check=False)
     assert late.returncode == 1
     assert "nothing was published" in late.stderr
+    moved = stack.cli("push", "pushed", str(quickstart / "digits"), "-n", "acme", "--pool", "other", check=False)
+    assert f"is in the pool {POOL}, not other: nothing was published" in moved.stderr
     assert await answer(stack, "acme/pushed") == ciphered
 
 

@@ -14,6 +14,7 @@ from harness.bad_manifests import BAD, GOOD, Bad, Manifest, adapter, pool
 from harness.chart import CHART, ROOT
 from harness.cluster.cluster import Cluster
 from weft.api.manifests import parse_object
+from weft_devcluster.waiting import wait_until
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 PLURALS = {"ServingPool": "servingpools", "LoRAAdapter": "loraadapters"}
@@ -253,12 +254,17 @@ def test_scale_reads_status_and_writes_replicas_and_never_those_of_an_autoscaled
     [
         ("lora", "A LoRA adapter served by a ServingPool."),
         ("lora.spec.source.uri", "hf:ORG/NAME"),
-        ("lora.spec.tier", "The tier in which every ready runner keeps the adapter at least"),
-        ("spool.spec.autoscaling.minReplicas", "the gateway holds the first request until a runner is ready"),
-        ("spool.spec.template", "The platform's settings hold for what is unset"),
+        ("lora.spec.tier", "The minimum tier of the adapter on every ready runner."),
+        ("spool.spec.autoscaling.minReplicas", "The gateway holds the first request until a runner is ready"),
+        ("spool.spec.template", "The platform's settings apply to unset fields."),
         ("spool.spec.runnerGroups", "The groups of runners, for several kinds of hardware"),
         ("spool.status.selector", "The label selector of the runners' pods"),
     ],
 )
 def test_kubectl_explains(control_plane: Cluster, field: str, says: str) -> None:
+    """The API server serves new resources before it publishes their OpenAPI documents, which kubectl reads."""
+    schemas = ("get", "--raw", "/openapi/v3")
+    wait_until(
+        lambda: f"apis/{GROUP}/{VERSION}" in control_plane.kubectl(*schemas), "OpenAPI documents of Weft's resources"
+    )
     assert says in " ".join(control_plane.kubectl("explain", field).split())

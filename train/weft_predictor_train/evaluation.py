@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.domain.prediction import Prediction
-from weft_predictor.core.length_model import TARGET
+from weft_predictor.core import TARGET
 
 Tokens = NDArray[np.int64]
 BUCKETS = 10  # S3, section 3: ten equal buckets over the maximum length

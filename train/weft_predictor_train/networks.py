@@ -21,8 +21,7 @@ from transformers import (
     DistilBertForSequenceClassification,
 )
 
-from weft_predictor.core.encoder import EncoderShape, class_of
-from weft_predictor.core.features import MAX_CHARS
+from weft_predictor.core import MAX_CHARS, EncoderShape, class_of
 from weft_predictor.encoder_files import ACTIVATION, BUCKETS_KEY, FIELDS, EncoderFiles, parse, tokenize_with
 from weft_predictor.errors import BadData
 from weft_predictor_train.vocabulary import VOCAB, tokenizer_of

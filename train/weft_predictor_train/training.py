@@ -19,14 +19,26 @@ from scipy.sparse.linalg import lsqr
 
 from weft.domain.prediction import PredictItem
 from weft_predictor.checkpoint import save
-from weft_predictor.core.conformal import ConformalCalibrators
-from weft_predictor.core.encoder import deciles, tenths
-from weft_predictor.core.features import Features, Featurizer, HashedGrams
-from weft_predictor.core.length_model import TARGET, LengthModel
-from weft_predictor.core.offsets import Group, Offsets, shrunk_median
-from weft_predictor.core.residual_scale import ResidualScale
-from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR, Ridge
-from weft_predictor.core.ridge_model import COLD_SCALE, DIM, RidgeModel
+from weft_predictor.core import (
+    COLD_SCALE,
+    DIM,
+    RIDGE,
+    TARGET,
+    VARIANCE_FLOOR,
+    ConformalCalibrators,
+    Features,
+    Featurizer,
+    Group,
+    HashedGrams,
+    LengthModel,
+    Offsets,
+    ResidualScale,
+    Ridge,
+    RidgeModel,
+    deciles,
+    shrunk_median,
+    tenths,
+)
 from weft_predictor.encoder_files import CALIBRATION, EncoderFiles, encoder_of, read_files, read_model, write_files
 from weft_predictor.errors import BadData, CorruptModel
 from weft_predictor_train.datasets import AnsweredPrompt, Columns, read
@@ -241,7 +253,7 @@ def _calibrate(model: RidgeModel, shared: Sequence[float], rows: Sequence[Answer
     target = [float(np.log(row.tokens)) for row in rows]
     for row, real, base in zip(rows, target, shared, strict=True):
         model.offsets.learn(_group(row), real - base)
-    centres = [base + model.offsets.log_offset(_group(row)) for row, base in zip(rows, shared, strict=True)]
+    centres = [base + model.offsets.of_group(_group(row)) for row, base in zip(rows, shared, strict=True)]
     for real, centre in zip(target, centres, strict=True):
         model.residual_scale.learn(centre, real - centre)
     for row, real, centre in zip(rows, target, centres, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from weft_predictor.core.features import MAX_CHARS
+from weft_predictor.core import MAX_CHARS
 
 VOCAB = 8_192
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

@@ -18,8 +18,7 @@ from weft.domain.request import FinishReason, Outcome
 from weft_bench import cases
 from weft_bench.data import find, rows
 from weft_bench.run import Run
-from weft_predictor.core import LengthModel
-from weft_predictor.core.encoder import class_of, tenths
+from weft_predictor.core import LengthModel, class_of, tenths
 from weft_predictor.encoder_files import read_model
 from weft_predictor.errors import BadData
 from weft_predictor_train.datasets import AnsweredPrompt

@@ -66,10 +66,10 @@ class DepotClient:
         """
         params = {"wait_s": wait_s}
         answer = await self._json("POST", "/v1/changed", params=params, json={"watches": sorted(watches)})
-        found = answer.get("changed")
-        if not isinstance(found, list) or not all(isinstance(watch, str) for watch in found):
+        changed_watches = answer.get("changed")
+        if not isinstance(changed_watches, list) or not all(isinstance(watch, str) for watch in changed_watches):
             raise DepotFailed(f"the depot answered with what is no list of changes: {quoted(answer, 200)}")
-        return frozenset(found)
+        return frozenset(changed_watches)
 
     async def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
         try:
@@ -81,10 +81,10 @@ class DepotClient:
             return body
         if method == "POST" and (refused := rejection(status, body)):
             return refused
-        said = f"the depot answered {method} {path} with {status}: {sanitize(response.text[:200])}"
+        message = f"the depot answered {method} {path} with {status}: {sanitize(response.text[:200])}"
         # 404: an operation that it forgot, by a restart; busy: another time; 401, 403: our certificate is not the
         # operator's. None of them is about this request.
-        raise DepotUnavailable(said) if status in AGAIN_LATER else DepotFailed(said)
+        raise DepotUnavailable(message) if status in AGAIN_LATER else DepotFailed(message)
 
 
 def _body(response: httpx2.Response) -> dict[str, Any] | None:

@@ -71,25 +71,25 @@ class KeyRegistry:
 
 
 def _declared(m: pb.DeclaredKey) -> DeclaredKey:
-    of = m.declaration
+    declaration = m.declaration
     rule = LimitRule(
         "",
-        requests_per_minute=of.limits.requests_per_minute,
-        tokens_per_minute=of.limits.tokens_per_minute,
-        concurrent=of.limits.concurrent,
-        tokens_per_day=of.limits.tokens_per_day,
+        requests_per_minute=declaration.limits.requests_per_minute,
+        tokens_per_minute=declaration.limits.tokens_per_minute,
+        concurrent=declaration.limits.concurrent,
+        tokens_per_day=declaration.limits.tokens_per_day,
     )
-    scope = NAMES.get(KEY_SCOPES[of.scope], "")
+    scope = NAMES.get(KEY_SCOPES[declaration.scope], "")
     return DeclaredKey(
         m.key_id,
         KeyDeclaration(
-            owner=of.owner,
-            namespace=of.namespace,
-            note=of.note,
-            key_hash=of.key_hash,
+            owner=declaration.owner,
+            namespace=declaration.namespace,
+            note=declaration.note,
+            key_hash=declaration.key_hash,
             scope=scope,
-            models=tuple(of.models),
-            expires_unix_ms=of.expires_unix_ms,
+            models=tuple(declaration.models),
+            expires_unix_ms=declaration.expires_unix_ms,
             limits=rule,
         ),
         revoked=m.revoked,

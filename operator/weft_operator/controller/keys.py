@@ -74,22 +74,22 @@ class KeyController(Loop):
         self._secrets, self._registry, self._draw = secret_store, registry, draw
         self._namespaces = frozenset(namespaces)
         self._keys: dict[Ref, Key | Malformed] = {}
-        self._known = False
+        self._has_list = False
         self._unsure: set[str] = set()  # owners of whom a call has failed: what the supervisor did is not known
         self._called: set[str] = set()  # owners that a call was about while the list was on its way
         self._declared: dict[str, list[DeclaredKey]] = {}  # by owner: in force, or revoked by a person
-        self._taken: dict[str, str] = {}  # by owner: the hash that was refused
+        self._refused_hash: dict[str, str] = {}  # by owner: the hash that was refused
         self._refused: dict[Ref, str] = {}  # why its Secret was refused at this reconcile
 
-    def on_object(self, obj: Object, gone: bool) -> None:
+    def on_object(self, obj: Object, deleted: bool) -> None:
         """Take in an object of the cluster that is new, changed or gone; only APIKeys are of interest."""
         if obj["kind"] != KIND:
             return
         key = parse_key(obj)
         ref = key.meta.ref
-        if gone:
+        if deleted:
             self._keys.pop(ref, None)
-            self._taken.pop(key.meta.uid, None)
+            self._refused_hash.pop(key.meta.uid, None)
             self._forget(ref)
         else:
             self._keys[ref] = key
@@ -109,7 +109,7 @@ class KeyController(Loop):
                 await self.compare()
             except OperatorError as error:
                 log.warning("the supervisor's keys are not known", extra=kv(error=str(error)))
-            await asyncio.sleep(LIST_S if self._known and not self._unsure else AGAIN_S)
+            await asyncio.sleep(LIST_S if self._has_list and not self._unsure else AGAIN_S)
 
     async def compare(self) -> None:
         """Ask the supervisor what is declared, and withdraw what is of no object.
@@ -118,16 +118,16 @@ class KeyController(Loop):
         Raises SupervisorUnavailable.
         """
         unsure, self._called = set(self._unsure), set()
-        found = await self._registry.declared()
+        entry = await self._registry.declared()
         called = self._called
         self._unsure -= unsure - called
         listed: dict[str, list[DeclaredKey]] = {owner: self._declared.get(owner, []) for owner in called}
-        for key in found:
+        for key in entry:
             if (owner := key.declaration.owner) not in called:
                 listed.setdefault(owner, []).append(key)
-        self._declared, self._known = listed, True
+        self._declared, self._has_list = listed, True
         self._queue.add(list(self._keys))
-        for owner in orphans(found, {key.meta.uid for key in self._keys.values()}):
+        for owner in orphans(entry, {key.meta.uid for key in self._keys.values()}):
             await self._registry.withdraw(owner)
             self._declared.pop(owner, None)
             log.warning("a key of no APIKey is revoked", extra=kv(owner=owner))
@@ -152,10 +152,10 @@ class KeyController(Loop):
             key=key,
             served=served,
             secret=await self._secrets.read(key) if served and not meta.deleting else NOT_READ,
-            known=self._known and uid not in self._unsure,
+            is_known=self._has_list and uid not in self._unsure,
             declared=next((one for one in declared if not one.revoked), None),
             revoked=frozenset(one.declaration.key_hash for one in declared if one.revoked),
-            taken=self._taken.get(uid, ""),
+            refused_hash=self._refused_hash.get(uid, ""),
             refused=self._refused.get(meta.ref, ""),
         )
 
@@ -172,7 +172,7 @@ class KeyController(Loop):
                     there = await self._registry.declare(new)
                 self._replace(uid, there)
                 if there is None:
-                    self._taken[uid] = new.key_hash
+                    self._refused_hash[uid] = new.key_hash
             case Withdraw():
                 with self._calling(uid):
                     await self._registry.withdraw(uid)

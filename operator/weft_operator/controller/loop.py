@@ -108,14 +108,14 @@ class Loop(ABC):
         self._left_alone.discard(ref)
         began, failed = time.perf_counter(), False
         try:
-            when = await self.reconcile(ref)
+            due_at = await self.reconcile(ref)
         except Exception as error:  # noqa: BLE001 (one bad object must not stop the others; it is logged)
             self._again(ref, error)
             failed = not isinstance(error, StaleWrite)
         else:
             self._failures.pop(ref, None)
-            if when is not None:
-                self._queue.add_at(ref, when)
+            if due_at is not None:
+                self._queue.add_at(ref, due_at)
         self._metrics.reconciled(ref.kind, time.perf_counter() - began, failed=failed)
 
     def _again(self, ref: Ref, error: Exception) -> None:
@@ -123,9 +123,9 @@ class Loop(ABC):
         pause_s = min(MIN_PAUSE_S * 2 ** min(failures - 1, 10), MAX_PAUSE_S)
         expected = isinstance(error, StaleWrite)
         fields = kv(kind=ref.kind, object=str(ref), failures=failures, pause_s=pause_s, error=repr(error))
-        known = isinstance(error, OperatorError)  # its message is all there is to know
-        level = logging.DEBUG if expected else logging.WARNING if known else logging.ERROR
-        log.log(level, "planned again later", extra=fields, exc_info=not known)
+        is_named = isinstance(error, OperatorError)  # its message is all there is to know
+        level = logging.DEBUG if expected else logging.WARNING if is_named else logging.ERROR
+        log.log(level, "planned again later", extra=fields, exc_info=not is_named)
         self._queue.add_at(ref, self._clock() + pause_s)
 
     async def _order(self, ref: Ref, action: ClusterAction) -> None:
@@ -219,20 +219,20 @@ class Controller(Loop):
 
     # ------------------------------------------------------------------------------------------- events
 
-    def on_object(self, obj: Object, *, gone: bool = False) -> None:
+    def on_object(self, obj: Object, *, deleted: bool = False) -> None:
         """Take in an object that is new, changed, or gone. The caller keeps the order of its versions."""
         ref = ref_of(obj)
         resource = parse(obj, self.state.desired.get(ref))
-        known = self.state.desired.meta(ref)
-        if known is not None and _is_known(resource.meta, known, gone):
+        recorded = self.state.desired.meta(ref)
+        if recorded is not None and _is_known(resource.meta, recorded, deleted):
             return
-        if known is not None and (gone or known.uid != resource.meta.uid):
-            self._depot.forget(known.uid)
+        if recorded is not None and (deleted or recorded.uid != resource.meta.uid):
+            self._depot.forget(recorded.uid)
             self._forget(ref)
-            forget(known.uid, ref, self.state)
-        if isinstance(resource, Malformed) and not gone:
+            forget(recorded.uid, ref, self.state)
+        if isinstance(resource, Malformed) and not deleted:
             log.warning("spec cannot be read", extra=kv(kind=ref.kind, object=str(ref), error=resource.message))
-        self._queue.add(self.state.desired.drop(ref) if gone else self.state.desired.put(resource))
+        self._queue.add(self.state.desired.drop(ref) if deleted else self.state.desired.put(resource))
 
     def on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
         """Take in the changed state of a runner that is a process; None: it is gone."""
@@ -249,9 +249,9 @@ class Controller(Loop):
 
     def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
         """Take in the changed state of a runner that is a pod; None: it is gone."""
-        before = self.state.observed.pods.get(pool, {}).get(name)
-        if before is not None and (pod is None or pod.uid != before.uid):
-            self.state.expectations.deletion_costs.pop(before.uid, None)
+        previous = self.state.observed.pods.get(pool, {}).get(name)
+        if previous is not None and (pod is None or pod.uid != previous.uid):
+            self.state.expectations.deletion_costs.pop(previous.uid, None)
         if _put(self.state.observed.pods, pool, name, pod):
             self._queue.add([pool])
 
@@ -262,7 +262,7 @@ class Controller(Loop):
             return
         (nodes.add if unschedulable else nodes.remove)(name)
         pods = self.state.observed.pods
-        self._queue.add([ref for ref, of in pods.items() if any(pod.node == name for pod in of.values())])
+        self._queue.add([ref for ref, node_pods in pods.items() if any(pod.node == name for pod in node_pods.values())])
 
     def on_pool_report(self, pool: str, report: PoolStatus) -> None:
         """Take in the scheduler's report of a pool. One about a pool that was unpublished meanwhile is dropped."""
@@ -270,10 +270,10 @@ class Controller(Loop):
         ref = Ref("ServingPool", namespace, name)
         if ref not in self.state.expectations.pools:
             return
-        known, self.state.observed.pool_reports[pool] = self.state.observed.pool_reports.get(pool), report
-        if report != known:
+        previous, self.state.observed.pool_reports[pool] = self.state.observed.pool_reports.get(pool), report
+        if report != previous:
             self._queue.add([ref])
-        if report.ready_runners > 0 and not (known and known.ready_runners):
+        if report.ready_runners > 0 and not (previous and previous.ready_runners):
             self._queue.add(
                 a.meta.ref for a in self.state.desired.adapters_of(ref) if a.status.get("pool") not in (None, pool)
             )
@@ -288,8 +288,8 @@ class Controller(Loop):
                 self.state.observed.unloaded.add(uid)
                 self._queue.add([ref])
         elif (entry := self.state.expectations.adapters.get(ref)) and entry.digest:  # else it was unpublished meanwhile
-            known, self.state.observed.adapter_reports[uid] = self.state.observed.adapter_reports.get(uid), report
-            if report != known:
+            previous, self.state.observed.adapter_reports[uid] = self.state.observed.adapter_reports.get(uid), report
+            if report != previous:
                 self._queue.add([ref])
 
     # --------------------------------------------------------------------------------------------- work
@@ -354,11 +354,11 @@ class Controller(Loop):
             del left[:MAX_RESYNCED]
 
 
-def _is_known(meta: Meta, known: Meta, gone: bool) -> bool:
+def _is_known(meta: Meta, recorded: Meta, deleted: bool) -> bool:
     """Whether an event is not news: the end of an earlier object of that name, or the version that is known."""
-    if meta.uid != known.uid:
-        return gone
-    return not gone and meta.resource_version == known.resource_version
+    if meta.uid != recorded.uid:
+        return deleted
+    return not deleted and meta.resource_version == recorded.resource_version
 
 
 def _put(table: dict[Ref, dict[K, V]], pool: Ref, key: K, value: V | None) -> bool:

@@ -78,9 +78,9 @@ class RegistryClient:
             case UnpublishPool(ref=ref):
                 self._set(str(ref), None, "pool")
             case PublishAdapter(ref=ref, entry=entry):
-                before = self._uids.get(ref)
-                if before is not None and before != entry.uid:
-                    self._set(before, None, "adapter")
+                previous = self._uids.get(ref)
+                if previous is not None and previous != entry.uid:
+                    self._set(previous, None, "adapter")
                 self._uids[ref] = entry.uid
                 self._set(entry.uid, entry, "adapter")
             case UnpublishAdapter(ref=ref, uid=uid, unload=unload):

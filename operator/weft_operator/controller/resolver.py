@@ -87,16 +87,16 @@ class Resolver:
             resolutions = self._state.observed.resolutions
             watches = {uid: r.answer.watch for uid, r in resolutions.items() if r.answer.watch and not r.running}
             try:
-                gone = await self._changed(set(watches.values()), WATCH_S if period_s <= FEW_S else 0.0)
+                changed = await self._changed(set(watches.values()), WATCH_S if period_s <= FEW_S else 0.0)
             except DepotUnavailable as error:
                 log.warning("depot does not answer", extra=kv(error=str(error)))
                 await asyncio.sleep(PAUSE_S)
                 continue
             for uid, watch in watches.items():
                 # Either may be gone by now.
-                known, ref = resolutions.get(uid), self._state.desired.by_uid.get(owner_uid(uid))
-                if watch in gone and known is not None and ref is not None and known.answer.watch == watch:
-                    resolutions[uid] = source_changed(known)
+                resolution, ref = resolutions.get(uid), self._state.desired.by_uid.get(owner_uid(uid))
+                if watch in changed and resolution is not None and ref is not None and resolution.answer.watch == watch:
+                    resolutions[uid] = source_changed(resolution)
                     self._mark([ref])
 
     async def _changed(self, watches: set[str], wait_s: float) -> frozenset[str]:
@@ -131,8 +131,8 @@ class Resolver:
             self._updated(action, answer)
 
         turns = self._turns.setdefault(action.ref.namespace, _Turns())
-        known = self._state.observed.resolutions[action.uid].answer.finished
-        async with turns.again if known else contextlib.nullcontext(), turns.all, self._permits:
+        finished = self._state.observed.resolutions[action.uid].answer.finished
+        async with turns.again if finished else contextlib.nullcontext(), turns.all, self._permits:
             try:
                 self._updated(action, await self._depot.resolve(action.request, on_step))
             except DepotUnavailable as error:
@@ -145,13 +145,13 @@ class Resolver:
 
     def _updated(self, action: Resolve, answer: OperationStatus) -> None:
         resource, resolutions = self._state.desired.get(action.ref), self._state.observed.resolutions
-        known = resolutions[action.uid]
+        resolution = resolutions[action.uid]
         pool = resource.pool if isinstance(resource, Adapter) else None
-        after = resolutions[action.uid] = updated(known, answer, self._clock(), pool)
+        resolution_after = resolutions[action.uid] = updated(resolution, answer, self._clock(), pool)
         self._mark([action.ref])
         if answer.finished:
             self._news.set()
-        if action.request.kind == "model" and after.verified != known.verified:
+        if action.request.kind == "model" and resolution_after.verified != resolution.verified:
             self._mark(adapter.meta.ref for adapter in self._state.desired.adapters_of(action.ref))
 
     def _unreachable(self, action: Resolve) -> None:

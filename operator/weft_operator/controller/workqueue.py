@@ -25,7 +25,7 @@ class WorkQueue:
         self._working: set[Ref] = set()
         self._later: dict[Ref, None] = {}
         self._timed: list[tuple[float, int, Ref]] = []
-        self._when: dict[Ref, float] = {}
+        self._due_at: dict[Ref, float] = {}
         self._count = itertools.count()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # of many idle consumers one waits for the next object, the others for their turn
@@ -40,10 +40,10 @@ class WorkQueue:
             (self._later if ref in self._working else self._marked)[ref] = None
         self._wake.set()
 
-    def add_at(self, ref: Ref, when: float) -> None:
+    def add_at(self, ref: Ref, due_at: float) -> None:
         """Add an object at a time; of several times for one object the last one counts."""
-        self._when[ref] = when
-        heapq.heappush(self._timed, (when, next(self._count), ref))
+        self._due_at[ref] = due_at
+        heapq.heappush(self._timed, (due_at, next(self._count), ref))
         self._wake.set()
 
     async def get(self) -> Ref:
@@ -78,9 +78,9 @@ class WorkQueue:
         """Add everything that is due."""
         now = self._clock()
         while self._timed and self._timed[0][0] <= now:
-            when, _, ref = heapq.heappop(self._timed)
-            if self._when.get(ref) == when:
-                del self._when[ref]
+            due_at, _, ref = heapq.heappop(self._timed)
+            if self._due_at.get(ref) == due_at:
+                del self._due_at[ref]
                 self.add([ref])
 
 

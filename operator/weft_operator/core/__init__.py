@@ -5,6 +5,7 @@ Other packages import these names from here and nothing else: the modules of thi
 """
 
 from weft.artifacts.depot_api import OperationStatus
+from weft_operator.core.acceptance import resolution_from_status
 from weft_operator.core.actions import (
     EnsureRunner,
     PublishAdapter,
@@ -17,8 +18,10 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
+from weft_operator.core.artifacts import updated
+from weft_operator.core.expectations import expect
 from weft_operator.core.pod_template import GRPC_PORT, KV_PORT, PROBES_PORT
-from weft_operator.core.reconcile import reconcile_all, requeue_at
+from weft_operator.core.reconcile import known_refs, reconcile_all, requeue_at
 from weft_operator.core.resources import Adapter, Object, Pool, Ref, parse, parse_pool
 from weft_operator.core.runner_config import make_runner_config
 from weft_operator.core.runner_defaults import CONTAINER_SECURITY, POD_SECURITY, RunnerDefaults

@@ -52,7 +52,7 @@ class PoolView:
     runners: tuple[RunnerProcess | Pod, ...]  # without those that leave
     blocking_error: Rejection | None  # why what it owns is not as it should be
     bounds: Bounds
-    wanted: int
+    wanted_runners: int
     adapters_total: int
     adapters_ready: int
     rollout: str = ""  # what the replacement of runners waits for
@@ -73,7 +73,7 @@ class AdapterView:
     template: TemplateView | None = None  # None: the spec gives no chat template
 
 
-def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float) -> PoolView:
+def pool_view(pool: Pool, state: State, bounds: Bounds, wanted_runners: int, now: float) -> PoolView:
     """Gather everything about one pool."""
     rejection = reject_pool(pool, state.desired)
     request = None if rejection else pool_request(pool)
@@ -90,7 +90,7 @@ def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float)
         runners=_runners(pool.meta.ref, state),
         blocking_error=_blocking_error(pool, state, now),
         bounds=bounds,
-        wanted=wanted,
+        wanted_runners=wanted_runners,
         adapters_total=adapters_total,
         adapters_ready=adapters_ready,
         template=None if rejection else template_view(pool, serving, state),
@@ -106,15 +106,15 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
     request = adapter_request(adapter, pool, base) if pool and base else None
     resolution, report = _resolution(adapter, request, state), state.observed.adapter_reports.get(adapter.meta.uid)
     serving = _serving(adapter, rejection or mismatch, request, resolution, state)
-    canary, kept = None, None
-    if (given := adapter.spec.canary) and pool and base:
-        source = as_adapter(adapter, given)
+    canary, retained = None, None
+    if (canary_spec := adapter.spec.canary) and pool and base:
+        source = as_adapter(adapter, canary_spec)
         asked, counts = adapter_request(source, pool, base), report.canary if report else None
-        canary = canary_view(adapter, given, asked, _resolution(source, asked, state), serving, counts, now)
+        canary = canary_view(adapter, canary_spec, asked, _resolution(source, asked, state), serving, counts, now)
         stays = serving is not None and serving.pool != adapter.pool  # in the pool that it moves away from
         serving = canary.content if canary.phase == "Promoted" and not stays else serving
     elif request is not None:
-        kept = _promoted_before(adapter, request, resolution)
+        retained = _promoted_before(adapter, request, resolution)
     template = template_view(adapter, base, state)
     if template and template.is_held:
         serving = None
@@ -124,10 +124,10 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
         mismatch=mismatch,
         request=request,
         resolution=resolution,
-        serving=kept or serving,
+        serving=retained or serving,
         report=report,
         canary=canary,
-        canary_kept=kept is not None,
+        canary_kept=retained is not None,
         template=template,
     )
 
@@ -136,8 +136,8 @@ def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
     """Explain why this pool is not accepted; None when it is."""
     namespace = pool.meta.ref.namespace
     if not desired.serves(namespace):
-        where = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
-        message = f"pools are served in {where}: create it there, or ask the platform to serve {namespace} too"
+        namespaces = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
+        message = f"pools are served in {namespaces}: create it there, or ask the platform to serve {namespace} too"
         return Rejection("NamespaceNotServed", message)
     owner = name_owner(pool.model_name, desired)
     return _conflict(pool, owner) if owner is not None and owner is not pool else None
@@ -187,13 +187,15 @@ def reject_by_name(adapter: Adapter, desired: DesiredState) -> Rejection | None:
 def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     """Explain why an adapter that has its name may not be pinned; None when it may."""
     pool = desired.pools[adapter.pool]
-    most, own = pinned_max(pool), _precedence(adapter)
-    if most is None:
+    max_pinned, precedence = pinned_max(pool), _precedence(adapter)
+    if max_pinned is None:
         return None
-    older = (rival for rival in desired.adapters_of(adapter.pool) if rival.spec.pinned and _precedence(rival) < own)
-    if sum(1 for _ in islice(accepted_by_name(older, desired), most)) < most:
+    older = (
+        rival for rival in desired.adapters_of(adapter.pool) if rival.spec.pinned and _precedence(rival) < precedence
+    )
+    if sum(1 for _ in islice(accepted_by_name(older, desired), max_pinned)) < max_pinned:
         return None
-    bound = f"advanced.maxAdapters {pool.spec.advanced.max_adapters} pins at most {most} adapters"
+    bound = f"advanced.maxAdapters {pool.spec.advanced.max_adapters} pins at most {max_pinned} adapters"
     advice = "unpin one, or raise or unset advanced.maxAdapters"
     return Rejection("NoSlots", f"ServingPool {adapter.pool} with {bound}, and older ones are there; {advice}")
 
@@ -312,18 +314,18 @@ def takes_requests(pool: Pool, state: State) -> bool:
 
 def _in_previous_pool(adapter: Adapter, state: State) -> VerifiedArtifact | None:
     """The content of a Ready adapter in the pool that its spec no longer names, while that pool still may serve it."""
-    before = _previous(adapter)
-    pool = state.desired.pools.get(before.pool) if before and before.pool else None
-    if before is None or pool is None or not _admits(pool, adapter):
+    previous = _previous(adapter)
+    pool = state.desired.pools.get(previous.pool) if previous and previous.pool else None
+    if previous is None or pool is None or not _admits(pool, adapter):
         return None
     base = base_artifact(pool, state)
-    return before if base and base.digest == before.base_digest else None
+    return previous if base and base.digest == previous.base_digest else None
 
 
 def _previous(adapter: Adapter) -> VerifiedArtifact | None:
     """The content of a Ready adapter in a pool that its spec does not name."""
-    before = served_content(adapter.status) if is_ready(adapter) else None
-    return before if before and before.pool != adapter.pool else None
+    previous = served_content(adapter.status) if is_ready(adapter) else None
+    return previous if previous and previous.pool != adapter.pool else None
 
 
 def _admits(pool: Pool | None, adapter: Adapter) -> bool:
@@ -357,13 +359,13 @@ def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
         return desired.serves(claimant.meta.ref.namespace)
     if _admits(desired.pools.get(claimant.pool), claimant):
         return True
-    before = _previous(claimant)
-    return before is not None and before.pool is not None and _admits(desired.pools.get(before.pool), claimant)
+    previous = _previous(claimant)
+    return previous is not None and previous.pool is not None and _admits(desired.pools.get(previous.pool), claimant)
 
 
 def _runners(ref: Ref, state: State) -> tuple[RunnerProcess | Pod, ...]:
-    both = (*state.observed.runners.get(ref, {}).values(), *runner_pods(state.observed.pods.get(ref, {}).values()))
-    return tuple(runner for runner in both if runner.state != "Leaving")
+    members = (*state.observed.runners.get(ref, {}).values(), *runner_pods(state.observed.pods.get(ref, {}).values()))
+    return tuple(runner for runner in members if runner.state != "Leaving")
 
 
 def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
@@ -377,8 +379,8 @@ def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
         is_tried_again = now >= failure.again_at  # if it is still wanted
         if is_of_pool and not is_tried_again:
             return Rejection("ChildRefused", failure.message)
-    for key, found in sorted(state.observed.foreign.get(ref, {}).items()):
-        if now < found.again_at and not is_adoptable(found.obj, pool.meta):
+    for key, foreign in sorted(state.observed.foreign.get(ref, {}).items()):
+        if now < foreign.again_at and not is_adoptable(foreign.obj, pool.meta):
             advice = "give it another name, or delete it; it is looked at again"
             return Rejection("ChildConflict", f"{key.kind} {key.name} is there and is not this pool's: {advice}")
     for key, obj in sorted(state.observed.children.get(ref, {}).items()):

@@ -111,10 +111,10 @@ class KeyView:
     key: Key
     served: bool  # APIKeys of its namespace are served
     secret: Secret
-    known: bool
+    is_known: bool
     declared: DeclaredKey | None = None  # in force
     revoked: frozenset[str] = frozenset()  # hashes of keys of this object that a person has revoked
-    taken: str = ""  # the hash that the supervisor refused as somebody else's
+    refused_hash: str = ""  # the hash that the supervisor refused as somebody else's
     refused: str = ""  # why the API server refused the Secret
 
 
@@ -151,18 +151,18 @@ def next_step(view: KeyView, now: float) -> Step | None:
         return AddFinalizer(meta.ref, meta.uid, meta.resource_version, FINALIZER)
     if isinstance(view.secret, UnreadSecret):
         return _status_step(view, view.secret.reason, view.secret.message, now)
-    if not view.known:
+    if not view.is_known:
         return None if _holds(key) else _status_step(view, "Registering", "the supervisor has not answered yet", now)
-    wanted = _wanted(view, now)
-    if isinstance(wanted, KeyDeclaration):
-        if view.declared is not None and view.declared.declaration == wanted:
+    declaration = _declaration(view, now)
+    if isinstance(declaration, KeyDeclaration):
+        if view.declared is not None and view.declared.declaration == declaration:
             return _status_step(view, "Registered", f"gateways take the key in Secret {key.secret}", now)
-        return Declare(wanted)
+        return Declare(declaration)
     if view.declared is not None:
         return Withdraw(meta.uid)
     if isinstance(view.secret, NoSecret) and not key.brought and not view.refused:
         return CreateSecret(key)
-    return _status_step(view, wanted.reason, wanted.message, now)
+    return _status_step(view, declaration.reason, declaration.message, now)
 
 
 def orphans(declared: Iterable[DeclaredKey], uids: Collection[str]) -> list[str]:
@@ -172,14 +172,14 @@ def orphans(declared: Iterable[DeclaredKey], uids: Collection[str]) -> list[str]
 
 def key_events_for(key: Key, status: Object) -> list[RecordEvent]:
     """Make the Events that go with writing this status."""
-    after, before = _ready(status), _ready(key.status)
-    if (after["reason"], status.get("keyID")) == (before.get("reason"), key.status.get("keyID")):
+    current, previous = _ready(status), _ready(key.status)
+    if (current["reason"], status.get("keyID")) == (previous.get("reason"), key.status.get("keyID")):
         return []
-    kind = "Normal" if after["status"] == "True" or after["reason"] == "Registering" else "Warning"
-    return [RecordEvent(key.meta.ref, key.meta.uid, kind, after["reason"], after["message"])]
+    kind = "Normal" if current["status"] == "True" or current["reason"] == "Registering" else "Warning"
+    return [RecordEvent(key.meta.ref, key.meta.uid, kind, current["reason"], current["message"])]
 
 
-def _wanted(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
+def _declaration(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
     """Decide what should be declared, or why nothing should."""
     key, secret = view.key, view.secret
     if isinstance(secret, BadSecret):
@@ -190,7 +190,7 @@ def _wanted(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
         return BadSecret("SecretMissing", f"there is no Secret {key.secret} in namespace {key.meta.ref.namespace}")
     if secret.key_hash in view.revoked:
         return BadSecret("KeyRevoked", "this key was revoked by hand, for good")
-    if secret.key_hash == view.taken:
+    if secret.key_hash == view.refused_hash:
         return BadSecret("KeyTaken", "this key is somebody else's")
     expires = expiry(key, secret)
     if expires is not None and expires <= now:
@@ -215,17 +215,17 @@ def expiry(key: Key, secret: SecretKey) -> float | None:
 def _let_go(view: KeyView, now: float) -> Step | None:
     """Plan the end of what goes, or is not served: the key first, then the finalizer."""
     meta = view.key.meta
-    held = FINALIZER in meta.finalizers
-    if held and not view.known:
+    has_finalizer = FINALIZER in meta.finalizers
+    if has_finalizer and not view.is_known:
         return None
     if view.declared is not None:
         return Withdraw(meta.uid)
-    if held:
+    if has_finalizer:
         return RemoveFinalizer(meta.ref, meta.uid, meta.resource_version, FINALIZER)
     if meta.deleting:
         return None
-    where = f"APIKeys of namespace {meta.ref.namespace} are not served"
-    return _status_step(view, "NamespaceNotServed", where, now)
+    message = f"APIKeys of namespace {meta.ref.namespace} are not served"
+    return _status_step(view, "NamespaceNotServed", message, now)
 
 
 def _status_step(view: KeyView, reason: str, message: str, now: float) -> SetStatus | None:
@@ -253,7 +253,7 @@ def _holds(key: Key) -> bool:
 
 
 def _ready(status: Object) -> Mapping[str, Any]:
-    return next((one for one in status.get("conditions", ()) if one["type"] == "Ready"), {})
+    return next((condition for condition in status.get("conditions", ()) if condition["type"] == "Ready"), {})
 
 
 # ------------------------------------------------------------------------------------------- from and to objects
@@ -263,14 +263,14 @@ def parse_key(obj: Object) -> Key | Malformed:
     """Read an admitted APIKey."""
     meta, spec, status = parse_meta(obj), obj["spec"], obj.get("status") or {}
     try:
-        reference, after, at = spec.get("secretRef"), spec.get("expiresAfter"), spec.get("expiresAt")
+        reference, lifetime, at = spec.get("secretRef"), spec.get("expiresAfter"), spec.get("expiresAt")
         limits = spec.get("limits") or {}
         return Key(
             meta=meta,
             scope=spec.get("scope") or "Inference",
             models=tuple(spec.get("models") or ()),
             expires_at=datetime.fromisoformat(at).timestamp() if at else None,
-            expires_after_s=float(duration_s(after)) if after else None,
+            expires_after_s=float(duration_s(lifetime)) if lifetime else None,
             limits=LimitRule(
                 "",
                 requests_per_minute=limits.get("requestsPerMinute", 0),
@@ -301,8 +301,8 @@ def seen_secret(key: Key, obj: Object | None) -> Secret:
     except (binascii.Error, UnicodeDecodeError):
         return BadSecret("SecretInvalid", f"the entry {key.entry!r} of Secret {key.secret} is no printable ASCII text")
     if not _KEY.fullmatch(text) or text.count(".") == TOKEN_DOTS:
-        what = f"no key: {MIN_CHARS} to {MAX_CHARS} printable ASCII characters without spaces, and not two dots"
-        return BadSecret("SecretInvalid", f"the entry {key.entry!r} of Secret {key.secret} is {what}")
+        message = f"no key: {MIN_CHARS} to {MAX_CHARS} printable ASCII characters without spaces, and not two dots"
+        return BadSecret("SecretInvalid", f"the entry {key.entry!r} of Secret {key.secret} is {message}")
     created = datetime.fromisoformat(obj["metadata"]["creationTimestamp"]).timestamp()
     return SecretKey(hashlib.sha256(text.encode()).hexdigest(), created)
 

@@ -86,32 +86,32 @@ def jittered(request: ResolveRequest, pause_s: float) -> float:
     return pause_s * (1 - JITTER + 2 * JITTER * share)
 
 
-def started(before: Resolution | None, request: ResolveRequest, now: float) -> Resolution:
+def started(previous: Resolution | None, request: ResolveRequest, now: float) -> Resolution:
     """Note that the depot is being asked. The same question keeps its present answer until the new one is finished."""
-    if before is not None and before.request == request:
-        return replace(before, running=True)
-    return Resolution(request, running=True, started_at=now, verified=before.verified if before else None)
+    if previous is not None and previous.request == request:
+        return replace(previous, running=True)
+    return Resolution(request, running=True, started_at=now, verified=previous.verified if previous else None)
 
 
-def updated(before: Resolution, answer: OperationStatus, now: float, pool: Ref | None = None) -> Resolution:
+def updated(previous: Resolution, answer: OperationStatus, now: float, pool: Ref | None = None) -> Resolution:
     """Take in the depot's answer to the request under way. Steps on the way to a repeated answer are not news."""
     if not answer.finished:
-        return before if before.answer.finished else replace(before, answer=answer)
+        return previous if previous.answer.finished else replace(previous, answer=answer)
     if answer.state == "Failed":
-        return replace(before, answer=answer, running=False, finished_at=now, failures=before.failures + 1)
-    started = before.request
+        return replace(previous, answer=answer, running=False, finished_at=now, failures=previous.failures + 1)
+    started = previous.request
     verified = VerifiedArtifact(answer.digest or "", answer.verdict or {}, pool, started.base_digest, started.version)
-    return replace(before, answer=answer, running=False, finished_at=now, failures=0, verified=verified)
+    return replace(previous, answer=answer, running=False, finished_at=now, failures=0, verified=verified)
 
 
-def source_changed(before: Resolution) -> Resolution:
+def source_changed(previous: Resolution) -> Resolution:
     """Note that a source has changed, or its content is lost: it is due again."""
-    return replace(before, answer=replace(before.answer, watch=None), finished_at=None)
+    return replace(previous, answer=replace(previous.answer, watch=None), finished_at=None)
 
 
-def unreachable(before: Resolution, now: float) -> Resolution:
+def unreachable(previous: Resolution, now: float) -> Resolution:
     """Note that the depot did not answer. The known answer stays; only the next attempt is later."""
-    return replace(before, running=False, finished_at=now, failures=before.failures + 1)
+    return replace(previous, running=False, finished_at=now, failures=previous.failures + 1)
 
 
 def from_status(
@@ -175,25 +175,25 @@ class Retention:
     """A ledger of digests that drain, and of the list that the depot was sent last. Times are the clock of `now`."""
 
     started_at: float = 0.0
-    until: dict[str, float] = field(default_factory=dict)
+    kept_until: dict[str, float] = field(default_factory=dict)
     last_sent: frozenset[str] | None = None  # the last complete list that the depot accepted
 
     def left(self, digest: str, now: float, drain_s: float) -> None:
         """Note that a digest has left the registry: its streams may run for `drain_s` more."""
-        self.until[digest] = max(self.until.get(digest, now), now + drain_s)
+        self.kept_until[digest] = max(self.kept_until.get(digest, now), now + drain_s)
 
     def forget(self, now: float) -> None:
         """Drop what has drained."""
-        for digest in [digest for digest, until in self.until.items() if until <= now]:
-            del self.until[digest]
+        for digest in [digest for digest, kept_until in self.kept_until.items() if kept_until <= now]:
+            del self.kept_until[digest]
 
-    def wanted(self, live: Iterable[str], now: float) -> frozenset[str]:
+    def retained_digests(self, live: Iterable[str], now: float) -> frozenset[str]:
         """The complete list to keep: everything live and everything that still drains."""
-        return frozenset(live) | {digest for digest, until in self.until.items() if until > now}
+        return frozenset(live) | {digest for digest, kept_until in self.kept_until.items() if kept_until > now}
 
     def due_at(self, longest_drain_s: float) -> float | None:
         """The time at which the list may next grow shorter by itself; None while nothing drains and the depot knows."""
         first = self.started_at + longest_drain_s
-        if self.until:
-            return max(first, min(self.until.values()))
+        if self.kept_until:
+            return max(first, min(self.kept_until.values()))
         return first if self.last_sent is None else None

@@ -45,8 +45,10 @@ class CanaryView:
     @property
     def due_at(self) -> float | None:
         """The time at which it may be promoted though nothing happens."""
-        after = self.canary.promote_after
-        return self.started_at + duration_s(after) if self.phase == "Progressing" and after is not None else None
+        promotion = self.canary.promote_after
+        return (
+            self.started_at + duration_s(promotion) if self.phase == "Progressing" and promotion is not None else None
+        )
 
 
 def canary_uid(uid: str) -> str:
@@ -77,22 +79,30 @@ def canary_view(
     content = resolution.verified if resolution else None
     if content and (content.pool, content.base_digest) != (adapter.pool, request.base_digest):
         content = None
-    known = content is not None and _key(stored) == (content.digest, content.base_digest)
-    before: Phase = stored["phase"] if known and stored.get("phase") in get_args(Phase) else "Pending"
-    started_at = _time(stored.get("startTime"), now) if known else now
-    found = counts if content and counts and counts.digest == content.digest else _stored_counts(stored, known=known)
-    phase, reason, message = _phase(canary, request, resolution, content, stable, before, found, started_at, now)
-    updated_at = _time(stored.get("updateTime"), now) if known else now
-    if phase == before and now < updated_at + COUNTS_S:
-        found = _stored_counts(stored, known=known)
-    elif found != _stored_counts(stored, known=known):
+    is_same_content = content is not None and _key(stored) == (content.digest, content.base_digest)
+    previous: Phase = stored["phase"] if is_same_content and stored.get("phase") in get_args(Phase) else "Pending"
+    started_at = _time(stored.get("startTime"), now) if is_same_content else now
+    canary_counts = (
+        counts
+        if content and counts and counts.digest == content.digest
+        else _stored_counts(stored, is_same_content=is_same_content)
+    )
+    phase, reason, message = _phase(
+        canary, request, resolution, content, stable, previous, canary_counts, started_at, now
+    )
+    updated_at = _time(stored.get("updateTime"), now) if is_same_content else now
+    if phase == previous and now < updated_at + COUNTS_S:
+        canary_counts = _stored_counts(stored, is_same_content=is_same_content)
+    elif canary_counts != _stored_counts(stored, is_same_content=is_same_content):
         updated_at = now
-    return CanaryView(canary, request, resolution, content, phase, started_at, updated_at, found, reason, message)
+    return CanaryView(
+        canary, request, resolution, content, phase, started_at, updated_at, canary_counts, reason, message
+    )
 
 
 def _phase(
     canary: Canary, request: ResolveRequest, resolution: Resolution | None, content: VerifiedArtifact | None,
-    stable: VerifiedArtifact | None, before: Phase, counts: CanaryCounts, started_at: float, now: float,
+    stable: VerifiedArtifact | None, previous: Phase, counts: CanaryCounts, started_at: float, now: float,
 ) -> tuple[Phase, str, str]:  # fmt: skip
     """Decide the phase, and a condition's reason and message."""
     if content is None:
@@ -100,13 +110,13 @@ def _phase(
         if answer.state == "Failed":
             return "Failed", answer.reason, answer.message
         return "Pending", "Resolving", f"reading {request.uri}"
-    if before == "Promoted":
+    if previous == "Promoted":
         return "Promoted", "Promoted", "it answers every request without a pin"
     failures = (
         f"{counts.failed} of {counts.requests} requests failed, "
         f"{counts.stable_failed} of {counts.stable_requests} of those beside it"
     )
-    if before == "RolledBack":
+    if previous == "RolledBack":
         return "RolledBack", "RolledBack", failures
     if stable is None or (stable.pool, stable.base_digest) != (content.pool, content.base_digest):
         return "Pending", "Resolving", "waiting until the adapter is served by its pool"
@@ -145,17 +155,19 @@ def resolution_of_canary(adapter: Adapter, request: ResolveRequest, now: float) 
     return from_status(request, status, adapter.meta.generation, Ref("ServingPool", namespace, name), now)
 
 
-def _stored_counts(stored: Mapping[str, Any], *, known: bool) -> CanaryCounts:
+def _stored_counts(stored: Mapping[str, Any], *, is_same_content: bool) -> CanaryCounts:
     names = ("requests", "failedRequests", "stableRequests", "stableFailedRequests")
-    return CanaryCounts(str(stored.get("digest") or ""), *(int(stored.get(n) or 0) if known else 0 for n in names))
+    return CanaryCounts(
+        str(stored.get("digest") or ""), *(int(stored.get(n) or 0) if is_same_content else 0 for n in names)
+    )
 
 
 def _key(stored: Mapping[str, Any]) -> tuple[Any, Any]:
     return stored.get("digest"), stored.get("baseDigest")
 
 
-def _percent(failed: int, of: int) -> float:
-    return 100 * failed / of if of else 0.0
+def _percent(failed: int, total: int) -> float:
+    return 100 * failed / total if total else 0.0
 
 
 def _time(text: str | None, otherwise: float) -> float:

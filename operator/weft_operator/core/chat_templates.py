@@ -38,8 +38,8 @@ class TemplateView:
     @property
     def answer(self) -> OperationStatus:
         """The depot's answer to the request."""
-        asked = self.resolution is not None and self.resolution.request == self.request
-        return self.resolution.answer if self.resolution and asked else OperationStatus()
+        is_requested = self.resolution is not None and self.resolution.request == self.request
+        return self.resolution.answer if self.resolution and is_requested else OperationStatus()
 
     @property
     def fault(self) -> str:
@@ -51,8 +51,8 @@ class TemplateView:
     @property
     def is_held(self) -> bool:
         """Whether the object waits for the chat template: nobody was served yet, and what would serve is unknown."""
-        known = self.content is not None or bool(self.fault)
-        return not known and self.published is None and not self.served_before
+        is_known = self.content is not None or bool(self.fault)
+        return not is_known and self.published is None and not self.served_before
 
 
 def template_uid(uid: str) -> str:
@@ -77,13 +77,13 @@ def template_view(resource: Pool | Adapter, base: VerifiedArtifact | None, state
 
 def template_request(resource: Pool | Adapter, base_digest: str) -> ResolveRequest:
     """Make the request to the depot about the chat template that the spec gives."""
-    given = resource.chat_template
+    choice = resource.chat_template
     return ResolveRequest(
         kind="template",
-        uri=f"{CONFIG_MAP}{given.config_map_ref.name}" if given.config_map_ref else INLINE,
+        uri=f"{CONFIG_MAP}{choice.config_map_ref.name}" if choice.config_map_ref else INLINE,
         namespace=resource.meta.ref.namespace,
         base=BaseRef(base_digest),
-        text=given.inline,
+        text=choice.inline,
     )
 
 
@@ -92,13 +92,17 @@ def template_from_status(resource: Pool | Adapter, base_digest: str, now: float)
     request, status = template_request(resource, base_digest), resource.status
     stored: Mapping[str, Any] | None = status.get("suppliedChatTemplate")
     content = VerifiedArtifact(stored["digest"], stored) if stored else None
-    said = next((c for c in status.get("conditions", ()) if c["type"] == "ChatTemplate"), None)
+    condition = next((c for c in status.get("conditions", ()) if c["type"] == "ChatTemplate"), None)
     if content is None:
         return None
-    if status.get("observedGeneration") != resource.meta.generation or said is None or said["status"] == "Unknown":
+    if (
+        status.get("observedGeneration") != resource.meta.generation
+        or condition is None
+        or condition["status"] == "Unknown"
+    ):
         return Resolution(request, verified=content)
-    if said["status"] == "False" and said["reason"] != FAULT:
-        answer = OperationStatus("Failed", reason=said["reason"], message=said["message"])
+    if condition["status"] == "False" and condition["reason"] != FAULT:
+        answer = OperationStatus("Failed", reason=condition["reason"], message=condition["message"])
         return Resolution(request, answer, verified=content)
     answer = OperationStatus("Fetched", content.digest, stored, watch=content.digest)
     return Resolution(request, answer, finished_at=now, verified=content)

@@ -63,8 +63,8 @@ def _hash(part: object) -> str:
 
 def template_hash(obj: Object) -> str:
     """The hash of the pod template that an object or a pod carries; empty: an older operator made it."""
-    of = (obj.get("spec") or {}).get("template", obj)
-    return str((of["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, ""))
+    manifest = (obj.get("spec") or {}).get("template", obj)
+    return str((manifest["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, ""))
 
 
 def make_children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
@@ -72,13 +72,15 @@ def make_children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes:
     meta, limits = pool.meta, rollout_limits(pool, sum(sizes.values()))
     shared = child_name(meta.ref.name, SHARED)
     if pool.spec.parallelism.pods_per_runner > 1:
-        own = [_child(meta, "v1", "Service", child_name(meta.ref.name, RANKS), {}, {"spec": _ranks_service(meta.ref)})]
+        children = [
+            _child(meta, "v1", "Service", child_name(meta.ref.name, RANKS), {}, {"spec": _ranks_service(meta.ref)})
+        ]
     else:
-        own = [_deployment(pool, group, base_digest, defaults, sizes[group.name], limits) for group in pool.groups]
+        children = [_deployment(pool, group, base_digest, defaults, sizes[group.name], limits) for group in pool.groups]
     return [
         _child(meta, "v1", "ServiceAccount", shared, {}, {"automountServiceAccountToken": False}),
         _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(pool)}),
-        *own,
+        *children,
     ]
 
 
@@ -87,11 +89,11 @@ def runner_children(pool: Pool, group: Group, base_digest: str, defaults: Runner
     meta, ref = pool.meta, pool.meta.ref
     name = child_name(ref.name, f"{group.name}-{index}")
     selecting = {**_selecting(ref), GROUP_LABEL: group.name, RUNNER_LABEL: name}
-    own = {GROUP_LABEL: group.name, RUNNER_LABEL: name, INDEX_LABEL: str(index)}
+    labels = {GROUP_LABEL: group.name, RUNNER_LABEL: name, INDEX_LABEL: str(index)}
     service = child_name(ref.name, RANKS)
     split = pool.spec.parallelism
     template = make_pod_template(
-        group, make_runner_config(pool, base_digest, group), defaults, labels={**_labels(ref), **own},
+        group, make_runner_config(pool, base_digest, group), defaults, labels={**_labels(ref), **labels},
         account=child_name(ref.name, SHARED), drain_s=pool.spec.drain_seconds,
         leader=f"{name}-0.{service}.{ref.namespace}.svc",
         pods=split.pods_per_runner, ranks_per_pod=split.tensor * split.pipeline // split.pods_per_runner,
@@ -106,10 +108,10 @@ def runner_children(pool: Pool, group: Group, base_digest: str, defaults: Runner
         "template": template,
     }
     notes = revision_of(pool, base_digest, defaults).annotations
-    children = [_child(meta, "apps/v1", "StatefulSet", name, own, {"spec": spec}, notes)]
+    children = [_child(meta, "apps/v1", "StatefulSet", name, labels, {"spec": spec}, notes)]
     if defaults.network_policies:  # without others it would cut the pods off
         policy = {"spec": _ranks_policy(selecting)}
-        children.append(_child(meta, "networking.k8s.io/v1", "NetworkPolicy", name, own, policy))
+        children.append(_child(meta, "networking.k8s.io/v1", "NetworkPolicy", name, labels, policy))
     return children
 
 

@@ -32,7 +32,7 @@ def expect(action: Action, state: State, now: float) -> None:
         case ForgetSource(uid=uid):
             observed.resolutions.pop(uid, None)
         case PublishPool(ref=ref, entry=entry):
-            _pool_left(ref, state, now, after=entry)
+            _pool_left(ref, state, now, current=entry)
             expected.pools[ref] = entry
             expected.published_at[ref] = now
         case UnpublishPool(ref=ref):
@@ -43,7 +43,7 @@ def expect(action: Action, state: State, now: float) -> None:
             else:
                 observed.pool_reports[str(ref)] = PoolStatus(0)
         case PublishAdapter(ref=ref, entry=entry):
-            _adapter_left(ref, state, now, after=entry if entry.digest else None)
+            _adapter_left(ref, state, now, current=entry if entry.digest else None)
             expected.adapters[ref] = entry
         case UnpublishAdapter(ref=ref, uid=uid, unload=unload):
             _adapter_left(ref, state, now)
@@ -71,25 +71,25 @@ def apply_failed(pool: Ref, child: Child, message: str, state: State, now: float
 
 def found_foreign(action: ApplyChild, obj: Object | None, state: State, now: float) -> None:
     """Note that an object that no watch reports has the name of a child; None: it has changed, or is gone."""
-    found = state.observed.foreign.setdefault(action.pool, {})
+    foreign = state.observed.foreign.setdefault(action.pool, {})
     if obj is None:
-        found.pop(action.child.key, None)
+        foreign.pop(action.child.key, None)
     else:
-        found[action.child.key] = ForeignObject(obj, now)
+        foreign[action.child.key] = ForeignObject(obj, now)
 
 
 def restore_resolutions(state: State, now: float) -> None:
     """Restore resolutions from the statuses of objects, at a start. Pools first: adapters need their bases."""
     desired, resolutions = state.desired, state.observed.resolutions
     for resource in (*desired.pools.values(), *desired.adapters.values()):
-        if known := resolution_from_status(resource, state, now):
-            resolutions.setdefault(resource.meta.uid, known)
+        if resolution := resolution_from_status(resource, state, now):
+            resolutions.setdefault(resource.meta.uid, resolution)
     for adapter in desired.adapters.values():
-        if adapter.spec.canary and (known := canary_from_status(adapter, state, now)):
-            resolutions.setdefault(canary_uid(adapter.meta.uid), known)
+        if adapter.spec.canary and (resolution := canary_from_status(adapter, state, now)):
+            resolutions.setdefault(canary_uid(adapter.meta.uid), resolution)
     for resource in (*desired.pools.values(), *desired.adapters.values()):
-        if known := supplied_template_from_status(resource, state, now):
-            resolutions.setdefault(template_uid(resource.meta.uid), known)
+        if resolution := supplied_template_from_status(resource, state, now):
+            resolutions.setdefault(template_uid(resource.meta.uid), resolution)
 
 
 def forget(uid: str, ref: Ref, state: State) -> None:
@@ -105,28 +105,28 @@ def forget(uid: str, ref: Ref, state: State) -> None:
         state.observed.foreign.pop(ref, None)
 
 
-def _pool_left(ref: Ref, state: State, now: float, after: PoolSpec | None = None) -> None:
+def _pool_left(ref: Ref, state: State, now: float, current: PoolSpec | None = None) -> None:
     """Note that a pool is no longer published as it was. Without it, streams of its adapters drain, too."""
-    before = state.expectations.pools.pop(ref, None)
-    if before is None:
+    previous = state.expectations.pools.pop(ref, None)
+    if previous is None:
         return
-    stays = {after.base_digest, after.chat_template} if after else set[str]()
-    gone = {before.base_digest, before.chat_template} - stays - {""}
-    if after is None:
-        gone.update(*(served_digests(e) for e in state.expectations.adapters.values() if e.pool == before.name))
-    for digest in gone:
-        state.expectations.retention.left(digest, now, before.drain_s)
+    stays = {current.base_digest, current.chat_template} if current else set[str]()
+    unused = {previous.base_digest, previous.chat_template} - stays - {""}
+    if current is None:
+        unused.update(*(served_digests(e) for e in state.expectations.adapters.values() if e.pool == previous.name))
+    for digest in unused:
+        state.expectations.retention.left(digest, now, previous.drain_s)
 
 
-def _adapter_left(ref: Ref, state: State, now: float, after: AdapterSpec | None = None) -> None:
+def _adapter_left(ref: Ref, state: State, now: float, current: AdapterSpec | None = None) -> None:
     """Note that an adapter is no longer published as it was. `after`: as it is published now."""
-    before = state.expectations.adapters.pop(ref, None)
-    if before is None:
+    previous = state.expectations.adapters.pop(ref, None)
+    if previous is None:
         return
-    if after is None or before.uid != after.uid:
-        state.observed.adapter_reports.pop(before.uid, None)
-        if after is None:  # unpublished, and the object may live on: it is not routed any more
-            state.observed.adapter_reports[before.uid] = AdapterStatus("", False)
-    pool = state.expectations.pools.get(Ref("ServingPool", *before.pool.split("/", 1)))
-    for digest in served_digests(before) - (served_digests(after) if after else set[str]()):
+    if current is None or previous.uid != current.uid:
+        state.observed.adapter_reports.pop(previous.uid, None)
+        if current is None:  # unpublished, and the object may live on: it is not routed any more
+            state.observed.adapter_reports[previous.uid] = AdapterStatus("", False)
+    pool = state.expectations.pools.get(Ref("ServingPool", *previous.pool.split("/", 1)))
+    for digest in served_digests(previous) - (served_digests(current) if current else set[str]()):
         state.expectations.retention.left(digest, now, pool.drain_s if pool else 0.0)

@@ -50,7 +50,10 @@ def make_pod_template(
     args = arguments(launch, defaults, leader, pods)
     volumes = _volumes(defaults, volumes)
     container = _container(template, args, defaults, volumes, mounts, ranks=bool(leader))
-    made = {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, defaults, volumes, labels)}}
+    made = {
+        "metadata": _set_fields(metadata),
+        "spec": {**shared, **_pod(template, container, defaults, volumes, labels)},
+    }
     digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
     return {**made, "metadata": {**made["metadata"], "annotations": {**metadata["annotations"], TEMPLATE_HASH: digest}}}
 
@@ -87,12 +90,12 @@ def _resources(resources: Object, volumes: list[Json]) -> Json:
     sizes = [folder["sizeLimit"] for folder in folders if "sizeLimit" in folder and "medium" not in folder]
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
     if not sizes or STORAGE in requests or STORAGE in limits:
-        return _given(resources)
-    most = sum(int(amount(size)) for size in sizes)
+        return _set_fields(resources)
+    total = sum(int(amount(size)) for size in sizes)
     return {
-        **_given(resources),
-        "requests": {**requests, STORAGE: str(most)},
-        "limits": {**limits, STORAGE: str(most + LOGS_BYTES)},
+        **_set_fields(resources),
+        "requests": {**requests, STORAGE: str(total)},
+        "limits": {**limits, STORAGE: str(total + LOGS_BYTES)},
     }
 
 
@@ -123,7 +126,7 @@ def _pod(
     template: Object, container: Json, defaults: RunnerDefaults, volumes: list[Json], labels: Mapping[str, str]
 ) -> Json:  # fmt: skip
     chosen = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
-    return _given(
+    return _set_fields(
         {
             "securityContext": dict(defaults.security_contexts.pod),
             "imagePullSecrets": [{"name": name} for name in defaults.image_pull_secrets],
@@ -142,7 +145,7 @@ def _container(
     template: Object, args: list[str], defaults: RunnerDefaults, volumes: list[Json], mounts: list[Json], *, ranks: bool
 ) -> Json:  # fmt: skip
     """Make the runner's container. `ranks`: the pod is one of several of its runner."""
-    return _given(
+    return _set_fields(
         {
             "name": "runner",
             "image": template.get("image") or defaults.image,
@@ -166,33 +169,33 @@ def _container(
 def _env(template: Object, defaults: RunnerDefaults, *, ranks: bool) -> list[Json]:
     """Join the environment. Later variables win; the operator's own cannot be replaced."""
     index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
-    own: list[Json] = [
+    environment: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         *([{"name": "POD_INDEX", "valueFrom": index}] if ranks else []),
     ]
-    return _by_name("name", ({"name": "HOME", "value": "/tmp"},), defaults.env, template.get("env") or (), own)  # noqa: S108 (of the pod)
+    return _by_name("name", ({"name": "HOME", "value": "/tmp"},), defaults.env, template.get("env") or (), environment)  # noqa: S108 (of the pod)
 
 
 def _volumes(defaults: RunnerDefaults, launch: list[Json]) -> list[Json]:
     """Join the volumes. `launch`: of what the pool asks for, the data directory first."""
-    own: list[Json] = [
+    volumes: list[Json] = [
         launch[0],
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
     ]
     tls = [{"name": "tls", "secret": {"secretName": defaults.tls_secret}}] if defaults.tls_secret else []
-    return _by_name("name", own, tls, launch[1:], defaults.volumes)
+    return _by_name("name", volumes, tls, launch[1:], defaults.volumes)
 
 
 def _mounts(defaults: RunnerDefaults, launch: list[Json]) -> list[Json]:
-    own: list[Json] = [
+    mounts: list[Json] = [
         {"name": "data", "mountPath": DATA},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 (of the pod)
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
     ]
     tls = [{"name": "tls", "mountPath": TLS, "readOnly": True}] if defaults.tls_secret else []
-    return _by_name("mountPath", launch, own, tls, defaults.volume_mounts)
+    return _by_name("mountPath", launch, mounts, tls, defaults.volume_mounts)
 
 
 def _by_name(key: str, *lists: Iterable[Mapping[str, Any]]) -> list[Json]:
@@ -210,6 +213,6 @@ def _probe(path: str, *, period_s: int, failures: int) -> Json:
     return {"httpGet": get, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
-def _given(fields: Mapping[str, Any]) -> Json:
+def _set_fields(fields: Mapping[str, Any]) -> Json:
     """Drop what is not given: an API server drops it too."""
     return {name: value for name, value in fields.items() if value not in (None, "", [], (), {})}

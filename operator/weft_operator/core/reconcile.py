@@ -81,8 +81,8 @@ def plan_retention(state: State, now: float) -> list[Action]:
     ledger = state.expectations.retention
     if now < ledger.started_at + longest_drain_s(state.desired):
         return []
-    wanted = ledger.wanted(live_digests(state), now)
-    return [] if wanted == ledger.last_sent else [RetainBlobs(wanted)]
+    digests = ledger.retained_digests(live_digests(state), now)
+    return [] if digests == ledger.last_sent else [RetainBlobs(digests)]
 
 
 def live_digests(state: State) -> set[str]:
@@ -137,8 +137,8 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
     if resource is None:
         return None
     times, defaults = deadlines(ref, state) if isinstance(resource, Pool) else [], state.desired.policy.defaults
-    held = isinstance(resource, Pool) and state.desired.is_held(resource)
-    if isinstance(resource, Pool) and defaults and not held and is_behind(resource, state.observed, defaults):
+    is_held = isinstance(resource, Pool) and state.desired.is_held(resource)
+    if isinstance(resource, Pool) and defaults and not is_held and is_behind(resource, state.observed, defaults):
         times.append(now + RETRY_S)
     if resource.meta.deleting:
         times.append(_unload_deadline(resource, state.desired))
@@ -178,11 +178,11 @@ def _plan_pool(pool: Pool, state: State, now: float) -> list[Action]:
     if pool.meta.deleting:
         return _pool_gone(ref, state)
     bounds = scaling.bounds(pool, state.desired.policy.default_replicas)
-    wanted = scaling.target(bounds, state.observed.pool_reports.get(str(ref)), present_runners(pool, state))
-    view = pool_view(pool, state, bounds, wanted, now)
+    wanted_runners = scaling.target(bounds, state.observed.pool_reports.get(str(ref)), present_runners(pool, state))
+    view = pool_view(pool, state, bounds, wanted_runners, now)
     entry = pool_entry(view)
-    runners, why = ([], "") if state.desired.is_held(pool) else _runners(view, entry, state, now)
-    view = replace(view, rollout=why)
+    runners, reason = ([], "") if state.desired.is_held(pool) else _runners(view, entry, state, now)
+    view = replace(view, rollout=reason)
     return [
         *_resolve(pool, view.request, view.resolution, now, state.desired),
         *_resolve_template(pool, view.template, state, now),
@@ -210,9 +210,9 @@ def _runners(view: PoolView, entry: PoolSpec | None, state: State, now: float) -
         return (plan_teardown(ref, state) if _is_decided(view) else []), ""
     digest, waited = view.serving.digest, entry == state.expectations.pools.get(ref) and grace_elapsed(ref, state, now)
     if state.desired.policy.defaults is None:
-        return plan_processes(pool, digest, view.wanted, view.bounds, state, waited=waited), ""
+        return plan_processes(pool, digest, view.wanted_runners, view.bounds, state, waited=waited), ""
     return plan_children(
-        pool, digest, view.wanted, view.bounds, state, state.desired.policy.defaults, now, waited=waited
+        pool, digest, view.wanted_runners, view.bounds, state, state.desired.policy.defaults, now, waited=waited
     )
 
 
@@ -259,11 +259,13 @@ def _resolve_canary(view: AdapterView, state: State, now: float) -> list[Action]
 def _resolve_template(
     resource: Pool | Adapter, template: TemplateView | None, state: State, now: float
 ) -> list[Action]:
-    uid, known = template_uid(resource.meta.uid), state.observed.resolutions.get(template_uid(resource.meta.uid))
+    uid, resolution = template_uid(resource.meta.uid), state.observed.resolutions.get(template_uid(resource.meta.uid))
     if not resource.chat_template.is_supplied:
-        return [ForgetSource(uid)] if known else []
+        return [ForgetSource(uid)] if resolution else []
     request = template.request if template else None
-    if request is None or (known and known.request == request and (known.running or now < _due_at(known, state))):
+    if request is None or (
+        resolution and resolution.request == request and (resolution.running or now < _due_at(resolution, state))
+    ):
         return []
     return [Resolve(resource.meta.ref, uid, request)]
 
@@ -335,14 +337,14 @@ def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]
 
 
 def _resolve(
-    resource: Pool | Adapter, request: ResolveRequest | None, known: Resolution | None, now: float,
+    resource: Pool | Adapter, request: ResolveRequest | None, resolution: Resolution | None, now: float,
     desired: DesiredState,
 ) -> list[Action]:  # fmt: skip
     if request is None:
         return []
-    if known is not None and known.request == request:
+    if resolution is not None and resolution.request == request:
         period_s = resolve_period_s(desired, request.uri)
-        if known.running or now < known.due_at(period_s, poll_s(desired)):
+        if resolution.running or now < resolution.due_at(period_s, poll_s(desired)):
             return []
     return [Resolve(resource.meta.ref, resource.meta.uid, request)]
 

@@ -30,7 +30,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
     """Make what the scheduler should know of this pool; None: nothing."""
     if view.serving is None or (view.template and view.template.is_held):
         return None
-    pool, spec, own = view.pool, view.pool.spec, view.pool.meta.ref.namespace
+    pool, spec, namespace = view.pool, view.pool.spec, view.pool.meta.ref.namespace
     rest: dict[str, Any] = {name: getattr(spec.advanced, name) for name in ADVANCED} | supplied_template(view.template)
     slo, weights = spec.slo, spec.fairness.weights if spec.fairness else None
     return PoolSpec(
@@ -38,7 +38,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         base_digest=view.serving.digest,
         base_model_name=pool.model_name,
         shared_all="*" in pool.allowed_namespaces,
-        shared_namespaces=tuple(sorted({own, *pool.allowed_namespaces} - {"*"})),
+        shared_namespaces=tuple(sorted({namespace, *pool.allowed_namespaces} - {"*"})),
         tenant_weights=tuple(sorted((weights or {}).items())),
         slo_ttft_s=(slo.ttft_ms or 0) / 1000 if slo else 0.0,
         slo_token_time_s=slo.token_time_ms / 1000 if slo else 0.0,
@@ -66,16 +66,16 @@ def supplied_template(template: TemplateView | None) -> dict[str, str]:
         return {}
     if template.content:
         return {"chat_template": template.content.digest}
-    before = template.published
-    if before is None or template.fault:
+    previous = template.published
+    if previous is None or template.fault:
         return {"chat_template_fault": template.fault}
-    return {"chat_template": before.chat_template, "chat_template_fault": before.chat_template_fault}
+    return {"chat_template": previous.chat_template, "chat_template_fault": previous.chat_template_fault}
 
 
 def sampling_defaults(view: PoolView) -> SamplingDefaults:
     """Read what the base's generation_config.json sets."""
-    found = view.serving.verdict.get("generationDefaults") or {} if view.serving else {}
-    return SamplingDefaults(**{field.name: found.get(to_camel(field.name)) for field in fields(SamplingDefaults)})
+    defaults = view.serving.verdict.get("generationDefaults") or {} if view.serving else {}
+    return SamplingDefaults(**{field.name: defaults.get(to_camel(field.name)) for field in fields(SamplingDefaults)})
 
 
 def max_context_tokens(view: PoolView) -> int:
@@ -91,7 +91,7 @@ def max_context_tokens(view: PoolView) -> int:
 def adapter_entry(view: AdapterView) -> AdapterSpec:
     """Make what the scheduler should know of this adapter: the content that serves, or why none does."""
     adapter, verdict = view.adapter, view.serving.verdict if view.serving else {}
-    why = None if view.serving else next(c for c in adapter_conditions(view) if c.type == "Ready")
+    reason = None if view.serving else next(c for c in adapter_conditions(view) if c.type == "Ready")
     return AdapterSpec(
         uid=adapter.meta.uid,
         namespace=adapter.meta.ref.namespace,
@@ -103,8 +103,8 @@ def adapter_entry(view: AdapterView) -> AdapterSpec:
         pinned=adapter.spec.pinned,
         created_unix_s=int(adapter.meta.created),
         tier=Tier[adapter.spec.tier.upper()],
-        reason=why.reason if why else "",
-        message=why.message if why else "",
+        reason=reason.reason if reason else "",
+        message=reason.message if reason else "",
         version=(view.serving.version or "") if view.serving else "",
         versions=canary_version(view)
         + tuple(

@@ -54,22 +54,28 @@ def present_runners(pool: Pool, state: State) -> int:
     return len(processes) + max(ours, sum(sizes.values()) - ours)
 
 
-def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: State, *, waited: bool) -> list[Action]:
+def plan_processes(
+    pool: Pool, digest: str, wanted_runners: int, bounds: Bounds, state: State, *, waited: bool
+) -> list[Action]:
     """Plan runners as processes: when they are replaced one goes before one comes, whatever maxSurge says."""
     ref, present = pool.meta.ref, state.observed.runners.get(pool.meta.ref, {})
-    kept, report = scaling.not_terminating(present), state.observed.pool_reports.get(str(ref))
-    groups, lacking = {index: scaling.group_of(index, pool.groups) for index in kept}, list[Group]()
-    parts = [(wanted, [*kept])]
+    staying, report = scaling.not_terminating(present), state.observed.pool_reports.get(str(ref))
+    groups, lacking = {index: scaling.group_of(index, pool.groups) for index in staying}, list[Group]()
+    parts = [(wanted_runners, [*staying])]
     if scaling.counts_apart(pool):
-        groups = _groups_of_processes(pool, kept)
-        sizes = scaling.sizes(pool, wanted, report, bounds, Counter(group.name for group in groups.values()))
-        parts = [(sizes[group.name], [i for i in kept if groups[i] is group]) for group in pool.groups]
-        lacking = [group for group, (size, of) in zip(pool.groups, parts, strict=True) for _ in range(size - len(of))]
+        groups = _groups_of_processes(pool, staying)
+        sizes = scaling.sizes(pool, wanted_runners, report, bounds, Counter(group.name for group in groups.values()))
+        parts = [(sizes[group.name], [i for i in staying if groups[i] is group]) for group in pool.groups]
+        lacking = [
+            group for group, (size, members) in zip(pool.groups, parts, strict=True) for _ in range(size - len(members))
+        ]
     going: list[int] = []
     for size, indexes in parts:
-        by_name = {kept[index].name or str(index): index for index in indexes}
-        runners = [Runner(name, kept[index].state == "Ready") for name, index in by_name.items()]
-        leaving = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=scaling.counts_apart(pool))
+        by_name = {staying[index].name or str(index): index for index in indexes}
+        runners = [Runner(name, staying[index].state == "Ready") for name, index in by_name.items()]
+        leaving = scaling.select_victims(
+            runners, size, report, bounds, waited=waited, is_separate=scaling.counts_apart(pool)
+        )
         going += [by_name[runner.name] for runner in leaving or ()]
     if going:
         return [RemoveRunner(ref, index) for index in going]
@@ -79,20 +85,23 @@ def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: 
         group = groups.get(index) or next(coming, None) or scaling.group_of(index, pool.groups)
         return make_runner_config(pool, digest, group)
 
-    most = max(1, scaling.rollout_limits(pool, wanted)[0])
-    return [EnsureRunner(ref, index, launch(index)) for index in scaling.to_start(launch, wanted, present, most)]
+    max_unavailable = max(1, scaling.rollout_limits(pool, wanted_runners)[0])
+    return [
+        EnsureRunner(ref, index, launch(index))
+        for index in scaling.to_start(launch, wanted_runners, present, max_unavailable)
+    ]
 
 
-def _groups_of_processes(pool: Pool, kept: Mapping[int, RunnerProcess]) -> dict[int, Group]:
+def _groups_of_processes(pool: Pool, staying: Mapping[int, RunnerProcess]) -> dict[int, Group]:
     """Map each process to the first group with the phase that it was started with, else to the first."""
     of_phase = {group.phase: group for group in reversed(pool.groups)}
-    return {index: of_phase.get(runner.launch.phase, pool.groups[0]) for index, runner in kept.items()}
+    return {index: of_phase.get(runner.launch.phase, pool.groups[0]) for index, runner in staying.items()}
 
 
 def plan_children(
     pool: Pool,
     digest: str,
-    wanted: int,
+    wanted_runners: int,
     bounds: Bounds,
     state: State,
     defaults: RunnerDefaults,
@@ -105,53 +114,58 @@ def plan_children(
     Returns what the replacement of runners waits for, too.
     """
     ref, live = pool.meta.ref, state.observed.children.get(pool.meta.ref, {})
-    own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
+    owned = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
     present, report = _live_sizes(live), state.observed.pool_reports.get(str(ref))
-    sizes = scaling.sizes(pool, wanted, report, bounds, present)
-    orders, kept, successors = list[Action](), set[ObjectKey](), dict[ObjectKey, Child]()
+    sizes = scaling.sizes(pool, wanted_runners, report, bounds, present)
+    orders, retained, successors = list[Action](), set[ObjectKey](), dict[ObjectKey, Child]()
     revision = revision_of(pool, digest, defaults)
     if pool.spec.parallelism.pods_per_runner > 1:
-        outside = any(from_outside(obj, revision) for key, obj in own.items() if key.kind == "StatefulSet")
-        why = await_turn(pool, state, revision) if outside else ""
-        replacing = 0 if why else scaling.rollout_limits(pool, wanted)[0]
-        sets, kept, behind, successors = _plan_sets(
-            pool, digest, sizes, bounds, state, defaults, own, waited=waited, replacing=replacing
+        outside = any(from_outside(obj, revision) for key, obj in owned.items() if key.kind == "StatefulSet")
+        reason = await_turn(pool, state, revision) if outside else ""
+        replacing = 0 if reason else scaling.rollout_limits(pool, wanted_runners)[0]
+        sets, retained, is_outdated, successors = _plan_sets(
+            pool, digest, sizes, bounds, state, defaults, owned, waited=waited, replacing=replacing
         )
-        held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
+        waiting = Held(reason=(reason and f"{OUTSIDE}: {reason}") or REPLACING) if is_outdated else Held()
         intended = make_children(pool, digest, defaults, sizes) + sets
     else:
-        may = _sizes_now(pool, sizes, present, wanted, bounds, state, own, now, waited=waited)
+        may = _sizes_now(pool, sizes, present, wanted_runners, bounds, state, owned, now, waited=waited)
         sizes, orders = may.sizes, may.orders
         intended = make_children(pool, digest, defaults, sizes)
-        held = hold(pool, intended, own, state, revision)
-        settling = {key for key, obj in own.items() if key.kind == "Deployment" and _group(obj) in may.settling}
-        held = Held(held.children | settling, "; ".join(filter(None, [*may.why, held.why])))
+        waiting = hold(pool, intended, owned, state, revision)
+        settling = {key for key, obj in owned.items() if key.kind == "Deployment" and _group(obj) in may.settling}
+        waiting = Held(waiting.children | settling, "; ".join(filter(None, [*may.reason, waiting.reason])))
         orders += [
-            ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
-            for key in sorted(held.children)
-            if (size := sizes[_group(own[key])]) != _replicas(own[key])
+            ScaleChild(ref, key, owned[key]["metadata"]["uid"], owned[key]["metadata"]["resourceVersion"], size)
+            for key in sorted(waiting.children)
+            if (size := sizes[_group(owned[key])]) != _replicas(owned[key])
         ]
-    free = [child for child in intended if child.key in own or child.key not in live]
+    free = [child for child in intended if child.key in owned or child.key not in live]
     failures, foreign = state.expectations.apply_failures.get(ref, {}), state.observed.foreign.get(ref, {})
-    adopted = {key: found.obj for key, found in foreign.items() if is_adoptable(found.obj, pool.meta)}
-    taken = {key for key, found in foreign.items() if key not in adopted and now < found.again_at}
+    adopted = {key: other.obj for key, other in foreign.items() if is_adoptable(other.obj, pool.meta)}
+    taken_names = {key for key, other in foreign.items() if key not in adopted and now < other.again_at}
     orders += [
         ApplyChild(ref, child, resource_version(live.get(child.key) or adopted.get(child.key)))
         for child in free
-        if child.key not in taken | held.children
+        if child.key not in taken_names | waiting.children
         and not _is_refused(child, failures.get(child.key), now)
         and _differs(child, live.get(child.key), state)
     ]
-    sizes_left = _retiring(pool, own, wanted, state)
+    sizes_left = _retiring(pool, owned, wanted_runners, state)
     orders += [
-        ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
+        ScaleChild(ref, key, owned[key]["metadata"]["uid"], owned[key]["metadata"]["resourceVersion"], size)
         for key, size in sizes_left.items()
-        if size < _replicas(own[key])
+        if size < _replicas(owned[key])
     ]
     # Children of an earlier pool of the same name are deleted; ours are applied once they are gone.
     refused = [key.name for key, child in successors.items() if _is_refused(child, failures.get(key), now)]
-    keep = {child.key for child in intended if child.key in own} | kept | sizes_left.keys() | _of_runners(refused, own)
-    return orders + _deletions(ref, live, keep, successors), held.why
+    keep = (
+        {child.key for child in intended if child.key in owned}
+        | retained
+        | sizes_left.keys()
+        | _of_runners(refused, owned)
+    )
+    return orders + _deletions(ref, live, keep, successors), waiting.reason
 
 
 class _Sizes(NamedTuple):
@@ -163,31 +177,39 @@ class _Sizes(NamedTuple):
 
     sizes: dict[str, int]
     orders: list[Action]
-    why: list[str]
+    reason: list[str]
     settling: set[str]
 
 
 def _sizes_now(
-    pool: Pool, wanted_sizes: Mapping[str, int], present: Mapping[str, int], wanted: int, bounds: Bounds, state: State,
-    own: Mapping[ObjectKey, Object], now: float, *, waited: bool,
-) -> _Sizes:  # fmt: skip
+    pool: Pool,
+    wanted_sizes: Mapping[str, int],
+    present: Mapping[str, int],
+    wanted_runners: int,
+    bounds: Bounds,
+    state: State,
+    owned: Mapping[ObjectKey, Object],
+    now: float,
+    *,
+    waited: bool,
+) -> _Sizes:
     moving = {group: move for group, size in wanted_sizes.items() if (move := move_off(pool, group, size, state, now))}
-    may = _Sizes(dict(wanted_sizes), [], [move.why for move in moving.values()], set())
+    may = _Sizes(dict(wanted_sizes), [], [move.reason for move in moving.values()], set())
     pods = state.observed.pods.get(pool.meta.ref, {}).values()
-    deployments = {_group(obj): obj for key, obj in own.items() if key.kind == "Deployment"}
+    deployments = {_group(obj): obj for key, obj in owned.items() if key.kind == "Deployment"}
     for group, size in wanted_sizes.items():
         if group in moving or size >= present.get(group, 0):
             continue
         if size and group in deployments and is_replacing(deployments[group], pods, now):
             may.sizes[group] = present[group]
-            may.why.append(f"group {group} shrinks to {size} of {present[group]} runners once they are replaced")
+            may.reason.append(f"group {group} shrinks to {size} of {present[group]} runners once they are replaced")
             continue
-        found = shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
-        may.sizes[group] = found.size
-        may.orders.extend(found.orders)
-        may.settling.update(() if found.settled else (group,))
+        shrinking = shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
+        may.sizes[group] = shrinking.size
+        may.orders.extend(shrinking.orders)
+        may.settling.update(() if shrinking.settled else (group,))
     if scaling.counts_apart(pool):
-        may.sizes.update(scaling.one_for_one(may.sizes, present, wanted))
+        may.sizes.update(scaling.one_for_one(may.sizes, present, wanted_runners))
     may.sizes.update({group: move.size for group, move in moving.items()})
     may.orders.extend(order for move in moving.values() for order in move.orders)
     return may
@@ -210,13 +232,13 @@ def deadlines(ref: Ref, state: State) -> list[float]:
     times = [state.expectations.published_at[ref] + ANSWER_S] if ref in state.expectations.published_at else []
     uids = {pod.uid for pod in state.observed.pods.get(ref, {}).values()}
     times += [failure.again_at for failure in state.expectations.apply_failures.get(ref, {}).values()]
-    times += [found.again_at for found in state.observed.foreign.get(ref, {}).values()]
+    times += [other.again_at for other in state.observed.foreign.get(ref, {}).values()]
     return times + [at + SEEN_S for uid, (_, at) in state.expectations.deletion_costs.items() if uid in uids]
 
 
 def _plan_sets(
     pool: Pool, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: State,
-    defaults: RunnerDefaults, own: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
+    defaults: RunnerDefaults, owned: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
 ) -> tuple[list[Child], set[ObjectKey], bool, dict[ObjectKey, Child]]:  # fmt: skip
     """Plan runners of several pods: what those that should be there own, what is kept as it is, whether some of that is
     of another launch, and what comes in the place of those that go for it. Anything else goes.
@@ -225,14 +247,17 @@ def _plan_sets(
     then another one comes. Runners of groups that the pool no longer names go one for each that is ready in a group
     that it names.
     """
-    launch, sets = make_runner_config(pool, digest), {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
+    launch, sets = (
+        make_runner_config(pool, digest),
+        {key: obj for key, obj in owned.items() if key.kind == "StatefulSet"},
+    )
     report = state.observed.pool_reports.get(str(pool.meta.ref))
     pods = [pod for pod in runner_pods(state.observed.pods.get(pool.meta.ref, {}).values()) if pod.runner]
     states: dict[str, RunnerState] = {pod.runner: pod.state for pod in pods}
     ready = {key.name: _group(obj) for key, obj in sorted(sets.items()) if states.get(key.name) == "Ready"}
     retired = [name for name, group in ready.items() if group not in sizes]
     room = max(0, sum(sizes.values()) - 1 - (len(ready) - len(retired)))
-    kept, intended, behind = _of_runners(retired[:room], own), list[Child](), False
+    retained, intended, is_outdated = _of_runners(retired[:room], owned), list[Child](), False
     named = Counter(ready[name] for name in ready)
     lacking = {group: max(0, size - named[group]) for group, size in sizes.items()}
     coming, left, successors = list[tuple[Group, int]](), sum(sizes.values()), dict[ObjectKey, Child]()
@@ -241,33 +266,42 @@ def _plan_sets(
         parts = {index: runner_children(pool, group, digest, defaults, index) for index in live}
         present = {index: _as_process(obj, parts[index][0], launch, states) for index, obj in live.items()}
         together = scaling.counted_together(pool, group.name)
-        others = {pod.name for pod in pods if pod.group in together and pod.state == "Ready"}
+        other_ready = {pod.name for pod in pods if pod.group in together and pod.state == "Ready"}
         elsewhere = sum(count for name, count in lacking.items() if name != group.name)
-        gone, replaced, new = _changes(
-            present, launch, sizes[group.name], report, bounds, others, waited=waited, apart=scaling.counts_apart(pool),
+        removed, replaced, new = _changes(
+            present,
+            launch,
+            sizes[group.name],
+            report,
+            bounds,
+            other_ready,
+            waited=waited,
+            is_separate=scaling.counts_apart(pool),
             replacing=replacing - elsewhere,
-        )  # fmt: skip
-        lacking[group.name] += sum(present[index].state == "Ready" for index in gone)
+        )
+        lacking[group.name] += sum(present[index].state == "Ready" for index in removed)
         successors |= {parts[index][0].key: parts[index][0] for index in replaced}
-        staying = sorted(scaling.not_terminating(present).keys() - gone)
+        staying = sorted(scaling.not_terminating(present).keys() - removed)
         coming, left = coming + [(group, index) for index in new], left - len(staying)
         for index in staying:
             if present[index].launch == launch:
                 intended += parts[index]
             else:
-                kept |= _of_runners([live[index]["metadata"]["name"]], own)
-        behind = behind or any(one.launch != launch for one in scaling.not_terminating(present).values())
+                retained |= _of_runners([live[index]["metadata"]["name"]], owned)
+        is_outdated = is_outdated or any(
+            process.launch != launch for process in scaling.not_terminating(present).values()
+        )
     if scaling.counts_apart(pool):
         coming = coming[: max(0, left)]  # one for one
     intended += [part for group, index in coming for part in runner_children(pool, group, digest, defaults, index)]
     # While pods end, they reach each other.
-    kept |= {key for key in own if key.kind == "NetworkPolicy" and key.name in states}
-    return intended, kept, behind, successors
+    retained |= {key for key in owned if key.kind == "NetworkPolicy" and key.name in states}
+    return intended, retained, is_outdated, successors
 
 
 def _changes(
     present: Mapping[int, RunnerProcess], launch: RunnerConfig, size: int, report: PoolStatus | None, bounds: Bounds,
-    others: set[str], *, waited: bool, apart: bool, replacing: int,
+    other_ready: set[str], *, waited: bool, is_separate: bool, replacing: int,
 ) -> tuple[set[int], set[int], list[int]]:  # fmt: skip
     """Choose of a group's runners of several pods which go now, those of them for another launch, and which come.
 
@@ -275,8 +309,10 @@ def _changes(
     """
     names = {runner.name: index for index, runner in scaling.not_terminating(present).items()}
     runners = [Runner(name, present[index].state == "Ready") for name, index in names.items()]
-    elsewhere = len(others.intersection(report.victims)) if report else 0
-    going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
+    elsewhere = len(other_ready.intersection(report.victims)) if report else 0
+    going = scaling.select_victims(
+        runners, size, report, bounds, waited=waited, is_separate=is_separate, elsewhere=elsewhere
+    )
     if going is None or going:
         return {names[runner.name] for runner in going or ()}, set(), []
     started = scaling.to_start(lambda _: launch, size, present, replacing)
@@ -294,10 +330,10 @@ def _as_process(
         state = "Leaving"
     elif state == "Leaving":
         state = "Starting"  # its pods are replaced
-    same = (template_hash(live), live["spec"].get("replicas")) == (
+    is_unchanged = (template_hash(live), live["spec"].get("replicas")) == (
         template_hash(intended.manifest), intended.manifest["spec"]["replicas"],
     )  # fmt: skip
-    return RunnerProcess(launch if same else replace(launch, base_digest=""), state, name=f"{name}-0")
+    return RunnerProcess(launch if is_unchanged else replace(launch, base_digest=""), state, name=f"{name}-0")
 
 
 def _index(obj: Object) -> int:
@@ -305,12 +341,12 @@ def _index(obj: Object) -> int:
     return int((obj["metadata"].get("labels") or {}).get(INDEX_LABEL, 0))
 
 
-def _of_runners(names: Sequence[str], own: Mapping[ObjectKey, Object]) -> set[ObjectKey]:
+def _of_runners(names: Sequence[str], owned: Mapping[ObjectKey, Object]) -> set[ObjectKey]:
     """The objects that these runners of several pods own."""
-    return {key for key in own if key.kind in RUNNER_KINDS and key.name in names}
+    return {key for key in owned if key.kind in RUNNER_KINDS and key.name in names}
 
 
-def _retiring(pool: Pool, own: Mapping[ObjectKey, Object], wanted: int, state: State) -> dict[ObjectKey, int]:
+def _retiring(pool: Pool, owned: Mapping[ObjectKey, Object], wanted_runners: int, state: State) -> dict[ObjectKey, int]:
     """The replicas that Deployments of groups which the pool no longer names may keep for now; the others go at once.
 
     As in a rolling update: one runner goes before one comes, then one for each that is ready in a group that is named.
@@ -319,8 +355,8 @@ def _retiring(pool: Pool, own: Mapping[ObjectKey, Object], wanted: int, state: S
     named, ready = {group.name for group in pool.groups}, Counter[str]()
     for pod in state.observed.pods.get(pool.meta.ref, {}).values():
         ready[pod.group] += pod.state == "Ready"
-    room, sizes = wanted - 1 - sum(ready[group] for group in named), dict[ObjectKey, int]()
-    for key, obj in sorted(own.items()):
+    room, sizes = wanted_runners - 1 - sum(ready[group] for group in named), dict[ObjectKey, int]()
+    for key, obj in sorted(owned.items()):
         if key.kind == "Deployment" and _group(obj) not in named and not _is_deleting(obj):
             size = min(_replicas(obj), ready[_group(obj)], room - sum(sizes.values()))
             sizes |= {key: size} if size > 0 else {}

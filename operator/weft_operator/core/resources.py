@@ -121,15 +121,15 @@ def holds(resource: Adapter | Pool, condition: str) -> bool:
     return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))
 
 
-def parse(obj: Object, known: Adapter | Pool | None = None) -> Adapter | Pool | Malformed:
+def parse(obj: Object, previous: Adapter | Pool | None = None) -> Adapter | Pool | Malformed:
     """Read a stored object, whatever version of the API wrote it: absent fields have their defaults.
 
     `known`: what was read of the object before. Most changes are of a status: a spec is read once a generation.
     """
-    if known is not None:
+    if previous is not None:
         meta = parse_meta(obj)
-        if (known.meta.uid, known.meta.generation) == (meta.uid, meta.generation):
-            return replace(known, meta=meta, status=obj.get("status") or {})
+        if (previous.meta.uid, previous.meta.generation) == (meta.uid, meta.generation):
+            return replace(previous, meta=meta, status=obj.get("status") or {})
     read = parse_pool if obj["kind"] == "ServingPool" else parse_adapter
     try:
         return read(obj)

@@ -24,7 +24,7 @@ class Held:
     """The replacements that wait, and why; a pool may also be replacing runners, which `why` says."""
 
     children: frozenset[ObjectKey] = frozenset()
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +47,31 @@ class _Part:
 
 
 def hold(
-    pool: Pool, intended: Sequence[Child], own: Mapping[ObjectKey, Object], state: State,
-    revision: Revision,
-) -> Held:  # fmt: skip
+    pool: Pool, intended: Sequence[Child], owned: Mapping[ObjectKey, Object], state: State, revision: Revision
+) -> Held:
     """Decide which Deployments keep their template for now."""
     pods = state.observed.pods.get(pool.meta.ref, {}).values()
-    deployments = [child for child in intended if child.key in own and child.kind == "Deployment"]
-    parts = [_part(child.key, own[child.key], child.manifest, pods, revision) for child in deployments]
+    deployments = [child for child in intended if child.key in owned and child.kind == "Deployment"]
+    parts = [_part(child.key, owned[child.key], child.manifest, pods, revision) for child in deployments]
     pending = [part for part in parts if part.pending and part.replicas]
     unsettled = next((part for part in parts if not part.pending and not part.in_order), None)
     first = min(pending, key=lambda part: part.in_order, default=None)
     surges = rollout_limits(pool, sum(part.replicas for part in parts))[1] > 0
     counting = [part for part in pending if part.ready or surges]  # the others serve nobody, and take no room more
-    held = {part.key: f"group {part.name} waits" for part in counting if part is not first}
-    why = _progress(parts)
+    waiting_groups = {part.key: f"group {part.name} waits" for part in counting if part is not first}
+    reason = _progress(parts)
     if first in counting and unsettled is not None:
         assert first is not None
-        held[first.key] = f"group {first.name} waits"
-    if held:
-        before = unsettled or first
-        assert before is not None
-        why = f"{held[min(held)]} for group {before.name}, with {before.ready} of {before.replicas} runners ready"
-    if first is not None and first.from_outside and (other := await_turn(pool, state, revision)):
+        waiting_groups[first.key] = f"group {first.name} waits"
+    if waiting_groups:
+        blocking = unsettled or first
+        assert blocking is not None
+        ready = f"with {blocking.ready} of {blocking.replicas} runners ready"
+        reason = f"{waiting_groups[min(waiting_groups)]} for group {blocking.name}, {ready}"
+    if first is not None and first.from_outside and (turn := await_turn(pool, state, revision)):
         outside = {part.key for part in pending if part.from_outside}
-        return Held(frozenset(held.keys() | outside), f"{OUTSIDE}: {other}")
-    return Held(frozenset(held), why)
+        return Held(frozenset(waiting_groups.keys() | outside), f"{OUTSIDE}: {turn}")
+    return Held(frozenset(waiting_groups), reason)
 
 
 def is_replacing(live: Object, pods: Iterable[Pod], now: float) -> bool:
@@ -95,34 +95,34 @@ def is_replacing(live: Object, pods: Iterable[Pod], now: float) -> bool:
 
 def await_turn(pool: Pool, state: State, revision: Revision) -> str:
     """Explain why a pool with a change from outside waits; empty: it is its turn."""
-    ref, most = pool.meta.ref, revision.pools_at_a_time
-    if not most:
+    ref, max_pools = pool.meta.ref, revision.pools_at_a_time
+    if not max_pools:
         return ""
     waiting, changing = list[tuple[bool, Ref]](), list[Ref]()
-    for other in state.desired.pools.values():
-        if state.desired.is_held(other) or other.meta.deleting:
+    for other_pool in state.desired.pools.values():
+        if state.desired.is_held(other_pool) or other_pool.meta.deleting:
             continue
-        parts = _live_parts(other.meta.ref, state.observed, revision)
+        parts = _live_parts(other_pool.meta.ref, state.observed, revision)
         begun = any(not part.pending and not part.in_order for part in parts)
-        if other.spec.parallelism.pods_per_runner > 1:  # one of them is gone, and its next one is to come
-            begun = begun or len(parts) < int(other.status.get("desiredReplicas", 0))
-        if begun and other.meta.ref == ref:
+        if other_pool.spec.parallelism.pods_per_runner > 1:  # one of them is gone, and its next one is to come
+            begun = begun or len(parts) < int(other_pool.status.get("desiredReplicas", 0))
+        if begun and other_pool.meta.ref == ref:
             return ""
         if begun:
-            changing.append(other.meta.ref)
-        elif other.meta.ref == ref or any(part.pending and part.replicas for part in parts):
-            waiting.append((not all(part.in_order for part in parts), other.meta.ref))
-    free = max(0, most - len(changing))
-    if any(ref == one for _, one in sorted(waiting)[:free]):
+            changing.append(other_pool.meta.ref)
+        elif other_pool.meta.ref == ref or any(part.pending and part.replicas for part in parts):
+            waiting.append((not all(part.in_order for part in parts), other_pool.meta.ref))
+    free = max(0, max_pools - len(changing))
+    if any(ref == waiting_ref for _, waiting_ref in sorted(waiting)[:free]):
         return ""
-    before = min(changing) if changing else min(waiting)[1]
-    return f"waits for ServingPool {before}, whose runners have to be ready first"
+    first_ref = min(changing) if changing else min(waiting)[1]
+    return f"waits for ServingPool {first_ref}, whose runners have to be ready first"
 
 
 def is_behind(pool: Pool, observed: ObservedState, defaults: RunnerDefaults) -> bool:
     """Whether some of the pool's runners lack what the installation gives all runners now."""
-    given, live = defaults_hash(defaults), observed.children.get(pool.meta.ref, {})
-    return any(_annotation(obj, DEFAULTS_HASH) != given for obj in _runner_objects(live).values())
+    defaults_digest, live = defaults_hash(defaults), observed.children.get(pool.meta.ref, {})
+    return any(_annotation(obj, DEFAULTS_HASH) != defaults_digest for obj in _runner_objects(live).values())
 
 
 def from_outside(live: Object, revision: Revision) -> bool:
@@ -160,9 +160,9 @@ def _part_of(key: ObjectKey, live: Object, pods: Iterable[Pod], *, pending: bool
         [pod for pod in staying if pod.template == made],
         [pod for pod in staying if pod.state == "Ready"],
     )
-    both, outdated = sum(pod.state == "Ready" for pod in current), len(staying) - len(current)
+    ready_pods, outdated = sum(pod.state == "Ready" for pod in current), len(staying) - len(current)
     replicas = int(live["spec"]["replicas"])
-    return _Part(key, name, pending, outside, replicas, len(current), len(ready), both, outdated)
+    return _Part(key, name, pending, outside, replicas, len(current), len(ready), ready_pods, outdated)
 
 
 def _progress(parts: Sequence[_Part]) -> str:

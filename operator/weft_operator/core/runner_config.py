@@ -52,6 +52,6 @@ def _offload_flags(offload: Offload, *, sparse: bool) -> Flags:
     if sparse:
         flags["sparse-attention"] = TOP_SHARE
     budgets = {"device": offload.device_bytes, "host": offload.host_bytes, "disk": offload.disk_bytes}
-    given = [f"{name}={int(amount(most))}" for name, most in budgets.items() if most is not None]
-    flags["offload"] = ",".join([*given, f"path={offload.disk_path}"])
+    arguments = [f"{name}={int(amount(size))}" for name, size in budgets.items() if size is not None]
+    flags["offload"] = ",".join([*arguments, f"path={offload.disk_path}"])
     return flags

@@ -36,7 +36,7 @@ class Move:
 
     size: int
     orders: list[Action]
-    why: str
+    reason: str
 
 
 def shrink(
@@ -47,12 +47,14 @@ def shrink(
     pods = _staying(pool, group, state)
     runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
     report = state.observed.pool_reports.get(str(ref))
-    others = {
+    spare = {
         name for name, pod in state.observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
     }
-    elsewhere = len(others.intersection(report.victims)) if report else 0
-    apart = scaling.counts_apart(pool)
-    going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
+    elsewhere = len(spare.intersection(report.victims)) if report else 0
+    is_separate = scaling.counts_apart(pool)
+    going = scaling.select_victims(
+        runners, size, report, bounds, waited=waited, is_separate=is_separate, elsewhere=elsewhere
+    )
     if going is None:
         return Shrink(present, [], settled=False)
     left = max(size, len(pods) - len(going))
@@ -77,12 +79,12 @@ def move_off(pool: Pool, group: str, size: int, state: State, now: float) -> Mov
     if not leaving:
         return None
     surplus = len(ready) - size
-    why = f"runner {leaving[0]} leaves node {ready[leaving[0]].node}, which is unschedulable"
+    reason = f"runner {leaving[0]} leaves node {ready[leaving[0]].node}, which is unschedulable"
     if surplus <= 0:
-        return Move(size + 1, [], f"{why}, once another runner is ready")
+        return Move(size + 1, [], f"{reason}, once another runner is ready")
     going = [Runner(name, True) for name in leaving[:surplus]]
     unseen, orders = _mark(pool, pods, going, state, now)
-    return Move(len(ready) - (0 if unseen else len(going)), orders, why)
+    return Move(len(ready) - (0 if unseen else len(going)), orders, reason)
 
 
 def _staying(pool: Pool, group: str, state: State) -> dict[str, Pod]:

@@ -96,24 +96,24 @@ def counts_apart(pool: Pool) -> bool:
 
 def counted_together(pool: Pool, group: str) -> set[str]:
     """The other groups of a pool that the scheduler counts together with this one."""
-    apart, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
-    return {name for name, phase in phases.items() if name != group and not (apart and phase != phases[group])}
+    is_separate, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
+    return {name for name, phase in phases.items() if name != group and not (is_separate and phase != phases[group])}
 
 
 def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
     """The phases that the scheduler counts apart; nothing where it counts a pool's runners together."""
     if not counts_apart(pool):
         return ()
-    found: list[PhaseGroups] = []
+    phase_groups: list[PhaseGroups] = []
     for phase in GroupPhase:
-        of = [group for group in pool.groups if group.phase.lower() == phase.value]
-        most = 0 if any(group.max is None for group in of) else sum(group.max or 0 for group in of)
-        found += [PhaseGroups(phase, sum(group.min for group in of), most)] if of else []
-    return tuple(found)
+        members = [group for group in pool.groups if group.phase.lower() == phase.value]
+        max_runners = 0 if any(group.max is None for group in members) else sum(group.max or 0 for group in members)
+        phase_groups += [PhaseGroups(phase, sum(group.min for group in members), max_runners)] if members else []
+    return tuple(phase_groups)
 
 
 def sizes(
-    pool: Pool, wanted: int, report: PoolStatus | None, bounds: Bounds, present: Mapping[str, int]
+    pool: Pool, wanted_runners: int, report: PoolStatus | None, bounds: Bounds, present: Mapping[str, int]
 ) -> dict[str, int]:
     """Decide the size of each group. Where groups are counted apart the scheduler's report decides.
 
@@ -121,14 +121,14 @@ def sizes(
     """
     groups = pool.groups
     if not counts_apart(pool):
-        return distribute(wanted, groups)
+        return distribute(wanted_runners, groups)
     counts = report.wanted if report is not None and is_current(report, bounds) else None
-    if counts is not None and sum(counts) == wanted:
-        found: dict[str, int] = {}
+    if counts is not None and sum(counts) == wanted_runners:
+        sizes: dict[str, int] = {}
         for phase, count in counts._asdict().items():
-            found |= distribute(count, [group for group in groups if group.phase.lower() == phase])
-        return {group.name: found[group.name] for group in groups}
-    return _evenly(wanted, groups, present)
+            sizes |= distribute(count, [group for group in groups if group.phase.lower() == phase])
+        return {group.name: sizes[group.name] for group in groups}
+    return _evenly(wanted_runners, groups, present)
 
 
 def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> dict[str, int]:
@@ -137,36 +137,36 @@ def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> 
 
     Every group gets one before one gets two. The sum is `count`, as far as the groups have room.
     """
-    found = dict.fromkeys((group.name for group in groups), 0)
+    sizes = dict.fromkeys((group.name for group in groups), 0)
 
     def order(group: Group) -> tuple[bool, bool, int]:
-        n = found[group.name]
+        n = sizes[group.name]
         return n >= max(1, group.min), n >= present.get(group.name, 0), n
 
     for _ in range(count):
-        growable = [group for group in groups if group.max is None or found[group.name] < group.max]
+        growable = [group for group in groups if group.max is None or sizes[group.name] < group.max]
         if growable:
-            found[min(growable, key=order).name] += 1
-    return found
+            sizes[min(growable, key=order).name] += 1
+    return sizes
 
 
-def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted: int) -> dict[str, int]:
+def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted_runners: int) -> dict[str, int]:
     """Limit sizes to no growth beyond `wanted` in all: accelerators are scarce, and others have to leave first."""
-    found, excess = dict(sizes), sum(sizes.values()) - wanted
-    for name in reversed(found):
-        later = max(0, min(excess, found[name] - present.get(name, 0)))
-        found[name], excess = found[name] - later, excess - later
-    return found
+    new_sizes, excess = dict(sizes), sum(sizes.values()) - wanted_runners
+    for name in reversed(new_sizes):
+        later = max(0, min(excess, new_sizes[name] - present.get(name, 0)))
+        new_sizes[name], excess = new_sizes[name] - later, excess - later
+    return new_sizes
 
 
 def select_victims(
     present: Sequence[Runner],
-    wanted: int,
+    wanted_runners: int,
     report: PoolStatus | None,
     bounds: Bounds,
     *,
     waited: bool,
-    apart: bool = False,
+    is_separate: bool = False,
     elsewhere: int = 0,
 ) -> list[Runner] | None:
     """Choose the runners of `present` to delete so that `wanted` are left, in order; None: that is not known yet.
@@ -177,7 +177,7 @@ def select_victims(
     another. It counts groups of one phase together: for each victim that it has named `elsewhere`, in another group, a
     runner that it has not named may be deleted here.
     """
-    surplus, answered = len(present) - wanted, report is not None and is_current(report, bounds)
+    surplus, answered = len(present) - wanted_runners, report is not None and is_current(report, bounds)
     if surplus <= 0:
         return []
     if not waited and not answered:
@@ -187,28 +187,31 @@ def select_victims(
     free = [runner for runner in reversed(present) if not runner.ready and runner.name not in rank]
     named = sorted((runner for runner in present if runner.name in rank), key=lambda runner: rank[runner.name])
     rest = [runner for runner in reversed(present) if runner.ready and runner.name not in rank]
-    unnamed = bounds.fixed and not (apart and answered)
+    unnamed = bounds.fixed and not (is_separate and answered)
     return [*free, *named, *(rest if unnamed else rest[:elsewhere])][:surplus]
 
 
 def group_of(index: int, groups: Sequence[Group]) -> Group:
     """The group of the process `index`: the one that a pool of `index` runners gets its next one in."""
-    before, after = distribute(index, groups), distribute(index + 1, groups)
-    return next((group for group in groups if after[group.name] > before[group.name]), groups[-1])
+    sizes, next_sizes = distribute(index, groups), distribute(index + 1, groups)
+    return next((group for group in groups if next_sizes[group.name] > sizes[group.name]), groups[-1])
 
 
-def rollout_limits(pool: Pool, wanted: int) -> tuple[int, int]:
+def rollout_limits(pool: Pool, wanted_runners: int) -> tuple[int, int]:
     """The maxUnavailable and maxSurge of a pool of `wanted` runners; one runner goes where both would be 0."""
-    unavailable, surge = _floor(pool.spec.rollout.max_unavailable, wanted), _ceil(pool.spec.rollout.max_surge, wanted)
+    unavailable, surge = (
+        _floor(pool.spec.rollout.max_unavailable, wanted_runners),
+        _ceil(pool.spec.rollout.max_surge, wanted_runners),
+    )
     return (unavailable, surge) if unavailable + surge else (1, 0)
 
 
-def _floor(bound: Bound, wanted: int) -> int:
-    return bound if isinstance(bound, int) else int(bound.rstrip("%")) * wanted // 100
+def _floor(bound: Bound, wanted_runners: int) -> int:
+    return bound if isinstance(bound, int) else int(bound.rstrip("%")) * wanted_runners // 100
 
 
-def _ceil(bound: Bound, wanted: int) -> int:
-    return bound if isinstance(bound, int) else ceil(int(bound.rstrip("%")) * wanted / 100)
+def _ceil(bound: Bound, wanted_runners: int) -> int:
+    return bound if isinstance(bound, int) else ceil(int(bound.rstrip("%")) * wanted_runners / 100)
 
 
 def not_terminating(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerProcess]:
@@ -217,7 +220,7 @@ def not_terminating(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerPro
 
 
 def to_start(
-    wanted: Callable[[int], RunnerConfig], count: int, present: Mapping[int, RunnerProcess], unavailable: int = 1
+    make_config: Callable[[int], RunnerConfig], count: int, present: Mapping[int, RunnerProcess], unavailable: int = 1
 ) -> list[int]:
     """Choose indexes of processes to start, or to start anew with another launch.
 
@@ -225,14 +228,14 @@ def to_start(
     wanted is there, as many as leave no more than `unavailable` runners that are not ready, so that a change of a pool
     never takes all of its runners away; a runner that cannot start anyway is replaced at once.
     """
-    kept = not_terminating(present)
+    staying = not_terminating(present)
     free = (index for index in range(MAX_POOL_RUNNERS) if index not in present)
-    missing = [next(free) for _ in range(count - len(kept))]
-    outdated = [index for index, runner in kept.items() if runner.launch != wanted(index)]
-    broken = [index for index in outdated if kept[index].state == "CrashLoop"]
+    missing = [next(free) for _ in range(count - len(staying))]
+    outdated = [index for index, runner in staying.items() if runner.launch != make_config(index)]
+    broken = [index for index in outdated if staying[index].state == "CrashLoop"]
     if missing or broken:
         return missing + broken
-    unready = {index for index, runner in kept.items() if runner.state != "Ready"}
+    unready = {index for index, runner in staying.items() if runner.state != "Ready"}
     going = next((n for n in range(len(outdated), 0, -1) if len(unready.union(outdated[:n])) <= unavailable), 0)
     return outdated[:going]
 

@@ -64,13 +64,13 @@ class Pod:
 
 def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
     """Make one Pod for each runner: of several pods the first one, in the state of all of them together."""
-    found, several = list[Pod](), dict[str, list[Pod]]()
+    runners, several = list[Pod](), dict[str, list[Pod]]()
     for pod in pods:
         if pod.runner:
             several.setdefault(pod.runner, []).append(pod)
         else:
-            found.append(pod)
-    return found + [_together(runner, of) for runner, of in several.items()]
+            runners.append(pod)
+    return runners + [_together(runner, members) for runner, members in several.items()]
 
 
 def _together(runner: str, pods: list[Pod]) -> Pod:
@@ -173,10 +173,10 @@ class DesiredState:
         if isinstance(resource, Malformed):
             self.add(resource)
             return {ref}
-        before = self.get(ref)
-        if before is not None and _same_spec(before, resource):
+        previous = self.get(ref)
+        if previous is not None and _same_spec(previous, resource):
             self.add(resource)
-            if isinstance(resource, Pool) or holds(resource, "Ready") == holds(before, "Ready"):
+            if isinstance(resource, Pool) or holds(resource, "Ready") == holds(previous, "Ready"):
                 return {ref}
             return {ref, resource.pool} if resource.pool in self.pools else {ref}
         affected = self.drop(ref) | {ref}
@@ -232,8 +232,8 @@ class DesiredState:
 
     def meta(self, ref: Ref) -> Meta | None:
         """The metadata of the newest version of an object, readable or not."""
-        known = self.malformed.get(ref) or self.get(ref)
-        return known.meta if known else None
+        resource = self.malformed.get(ref) or self.get(ref)
+        return resource.meta if resource else None
 
     def adapters_of(self, pool: Ref) -> Iterator[Adapter]:
         """The adapters that name this pool, permitted or not, whether it exists or not."""
@@ -331,10 +331,10 @@ class State:
 K = TypeVar("K")
 
 
-def _same_spec(before: Pool | Adapter, after: Pool | Adapter) -> bool:
+def _same_spec(stored: Pool | Adapter, proposed: Pool | Adapter) -> bool:
     """Whether only the status differs, which concerns at most an adapter's pool: it counts the ready ones."""
-    meta = replace(before.meta, resource_version=after.meta.resource_version)
-    return replace(before, status=after.status, meta=meta) == after
+    meta = replace(stored.meta, resource_version=proposed.meta.resource_version)
+    return replace(stored, status=proposed.status, meta=meta) == proposed
 
 
 def _discard(index: dict[K, set[Ref]], key: K, ref: Ref) -> None:

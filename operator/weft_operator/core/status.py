@@ -45,10 +45,12 @@ class Condition:
     generation: int | None = None
 
 
-def merged(before: Sequence[Object], after: Iterable[Condition], generation: int, now: float) -> list[dict[str, Any]]:
+def merged(
+    previous: Sequence[Object], current: Iterable[Condition], generation: int, now: float
+) -> list[dict[str, Any]]:
     """Merge conditions as they are stored. `lastTransitionTime` moves only when the status does."""
-    old = {condition["type"]: condition for condition in before}
-    return [_written(condition, old.get(condition.type), generation, now) for condition in after]
+    old = {condition["type"]: condition for condition in previous}
+    return [_written(condition, old.get(condition.type), generation, now) for condition in current]
 
 
 def adapter_conditions(view: AdapterView) -> list[Condition]:
@@ -68,19 +70,19 @@ def adapter_conditions(view: AdapterView) -> list[Condition]:
 
 def has_own_template(adapter: Adapter, verdict: Verdict) -> bool:
     """Whether chats of a content are rendered by the chat template among its own files."""
-    own = (verdict.get("chatTemplate") or {}).get("from") == "Adapter"
+    is_adapters = (verdict.get("chatTemplate") or {}).get("from") == "Adapter"
     origin = adapter.chat_template.from_
-    return origin == "Adapter" or (own and origin == "Auto")
+    return origin == "Adapter" or (is_adapters and origin == "Auto")
 
 
 def _template_of_adapter(view: AdapterView) -> list[Condition]:
     if view.template:
         return _template_of_spec(view.template)
-    found = view.serving and view.serving.verdict.get("chatTemplate")
-    if not found:
+    template = view.serving and view.serving.verdict.get("chatTemplate")
+    if not template:
         return []
-    own, origin = found.get("from") == "Adapter", view.adapter.chat_template.from_
-    if origin == "Adapter" and not own:
+    is_adapters, origin = template.get("from") == "Adapter", view.adapter.chat_template.from_
+    if origin == "Adapter" and not is_adapters:
         return [
             Condition(
                 "ChatTemplate",
@@ -89,8 +91,8 @@ def _template_of_adapter(view: AdapterView) -> list[Condition]:
                 "chatTemplate.from is Adapter, and the adapter's files have no chat template",
             )
         ]
-    if origin == "Base" or found.get("from") == "Base":
-        unused = "; the adapter's own is not used: chatTemplate.from is Base" if own else ""
+    if origin == "Base" or template.get("from") == "Base":
+        unused = "; the adapter's own is not used: chatTemplate.from is Base" if is_adapters else ""
         message = f"the pool's chat template, whose condition ChatTemplate says whether it renders{unused}"
         return [Condition("ChatTemplate", "True", "TemplateOfBase", message)]
     return _chat_template(view.serving)
@@ -289,9 +291,9 @@ def _available(view: PoolView, fetched: Condition) -> Condition:
         return Condition("Available", "False", "BaseNotReady", fetched.message)
     if ready > 0:
         return Condition("Available", "True", "RunnersReady", "requests are served")
-    if view.wanted == 0:
-        why = "replicas is 0" if view.bounds.max == 0 else "no request needs a runner; the next one starts one"
-        return Condition("Available", "False", "ScaledToZero", why)
+    if view.wanted_runners == 0:
+        message = "replicas is 0" if view.bounds.max == 0 else "no request needs a runner; the next one starts one"
+        return Condition("Available", "False", "ScaledToZero", message)
     trouble = _trouble(view)
     return Condition("Available", "False", "NoReadyRunner", trouble.message if trouble else "runners are starting")
 
@@ -306,20 +308,20 @@ def _progressing(view: PoolView, fetched: Condition) -> Condition:
         return Condition("Progressing", "False", trouble.reason, trouble.message)
     if view.rollout:
         return Condition("Progressing", "True", "Converging", view.rollout)
-    if ready_runners(view) == view.wanted == len(view.runners):
+    if ready_runners(view) == view.wanted_runners == len(view.runners):
         return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
-    return Condition("Progressing", "True", "Converging", f"bringing the pool to {view.wanted} runners")
+    return Condition("Progressing", "True", "Converging", f"bringing the pool to {view.wanted_runners} runners")
 
 
 def _pool_ready(view: PoolView, available: Condition, progressing: Condition) -> Condition:
     """Decide Ready of a pool: True once nothing is left to do, as kstatus and `kubectl wait` read it."""
-    settled = ready_runners(view) == view.wanted == len(view.runners) and not view.rollout
+    settled = ready_runners(view) == view.wanted_runners == len(view.runners) and not view.rollout
     if view.serving is not None and settled:
-        if view.wanted == 0:
+        if view.wanted_runners == 0:
             return Condition("Ready", "True", available.reason, available.message)
         return Condition("Ready", "True", "RunnersReady", "every wanted runner is ready")
-    why = progressing if view.serving is not None else available
-    return Condition("Ready", "False", why.reason, why.message)
+    reason = progressing if view.serving is not None else available
+    return Condition("Ready", "False", reason.reason, reason.message)
 
 
 def ready_runners(view: PoolView) -> int:
@@ -382,7 +384,7 @@ def model_context_tokens(view: PoolView) -> int:
 def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
     """Make the pool's status as it should be stored. `pods`: its runners are pods, which a selector finds."""
     generation = view.pool.meta.generation
-    before = view.pool.status.get("conditions", ())
+    previous = view.pool.status.get("conditions", ())
     is_held = view.template is not None and view.template.is_held  # a digest in the status is one that was published
     status = {
         "observedGeneration": generation,
@@ -391,7 +393,7 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
         "suppliedChatTemplate": _supplied_template(view.template),
         "maxContextTokens": model_context_tokens(view) or None,
         "kvCache": _kv_cache(view),
-        "desiredReplicas": view.wanted,
+        "desiredReplicas": view.wanted_runners,
         "replicas": len(view.runners),
         "readyReplicas": ready_runners(view),
         "selector": selector(view.pool.meta.ref) if pods else None,
@@ -399,7 +401,7 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
         "slo": _slo(view),
         "phases": _phases(view),
         "adapters": {"total": view.adapters_total, "ready": view.adapters_ready},
-        "conditions": merged(before, pool_conditions(view), generation, now),
+        "conditions": merged(previous, pool_conditions(view), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}
 
@@ -407,8 +409,8 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
 def _supplied_template(template: TemplateView | None) -> dict[str, Any] | None:
     if template is None or template.content is None:
         return None
-    found = {name: template.content.verdict.get(name) for name in ("from", "fault")}
-    return {"digest": template.content.digest, **{name: value for name, value in found.items() if value is not None}}
+    fields = {name: template.content.verdict.get(name) for name in ("from", "fault")}
+    return {"digest": template.content.digest, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def _kv_cache(view: PoolView) -> dict[str, int] | None:
@@ -434,18 +436,20 @@ def _phases(view: PoolView) -> dict[str, Any] | None:
     report = view.report
     if report is None or report.roles is None:
         return view.pool.status.get("phases")
-    prompt, token, mixed, why = report.roles
-    wanted = {"wanted": report.wanted._asdict()} if report.wanted is not None else {}
-    return {"prompt": prompt, "token": token, "mixed": mixed, "message": why, **wanted}
+    prompt, token, mixed, reason = report.roles
+    demand = {"wanted": report.wanted._asdict()} if report.wanted is not None else {}
+    return {"prompt": prompt, "token": token, "mixed": mixed, "message": reason, **demand}
 
 
 def _last_scale(view: PoolView, now: float) -> dict[str, Any] | None:
     """Note when the number of wanted runners last changed, and by whom."""
-    before, status = view.pool.status.get("desiredReplicas"), view.pool.status
-    if before is None or before == view.wanted:
+    previous, status = view.pool.status.get("desiredReplicas"), view.pool.status
+    if previous is None or previous == view.wanted_runners:
         return status.get("lastScale")
-    reason = "Replicas" if view.pool.spec.autoscaling is None else "Demand" if view.wanted > before else "Idle"
-    return {"time": timestamp(now), "from": before, "to": view.wanted, "reason": reason}
+    reason = (
+        "Replicas" if view.pool.spec.autoscaling is None else "Demand" if view.wanted_runners > previous else "Idle"
+    )
+    return {"time": timestamp(now), "from": previous, "to": view.wanted_runners, "reason": reason}
 
 
 def canary_version(view: AdapterView) -> tuple[AdapterVersion, ...]:
@@ -459,8 +463,8 @@ def canary_version(view: AdapterView) -> tuple[AdapterVersion, ...]:
     rank, size = int(verdict.get("rank") or 0), int(verdict.get("sizeBytes") or 0)
     name = canary.name if canary.name != serving.version else ""
     eos = tuple(verdict.get("eosTokenIds") or ())
-    own = has_own_template(view.adapter, verdict)
-    return (AdapterVersion(canary.content.digest, rank, size, name, canary.canary.weight, eos, own),)
+    is_adapters = has_own_template(view.adapter, verdict)
+    return (AdapterVersion(canary.content.digest, rank, size, name, canary.canary.weight, eos, is_adapters),)
 
 
 def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Object]:
@@ -468,18 +472,18 @@ def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Objec
 
     Contents of another base, of a larger rank than the pool takes now, and the one that serves are not among them.
     """
-    most = view.request.max_rank if view.request else None
+    max_rank = view.request.max_rank if view.request else None
     canary = {version.digest: version.name for version in canary_version(view)}
     named = {serving.version, *canary.values()}
-    kept: list[Object] = [
+    retained: list[Object] = [
         version if version.get("name") not in named else {k: v for k, v in version.items() if k != "name"}
         for version in _stored_versions(view)
         if version["digest"] != serving.digest
         and version["digest"] not in canary
         and version.get("baseDigest") == serving.base_digest
-        and (most is None or int(version.get("rank") or 0) <= most)
+        and (max_rank is None or int(version.get("rank") or 0) <= max_rank)
     ]
-    return kept[: view.adapter.spec.revision_history_limit]
+    return retained[: view.adapter.spec.revision_history_limit]
 
 
 def _stored_versions(view: AdapterView) -> list[Object]:
@@ -561,11 +565,11 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
 
 def malformed_status(broken: Malformed, now: float) -> dict[str, Any]:
     """Keep the stored status, with Accepted False: nothing else is known anew."""
-    before: list[Object] = list(broken.status.get("conditions", ()))
+    previous: list[Object] = list(broken.status.get("conditions", ()))
     accepted = merged(
-        before, [Condition("Accepted", "False", "InvalidSpec", broken.message)], broken.meta.generation, now
+        previous, [Condition("Accepted", "False", "InvalidSpec", broken.message)], broken.meta.generation, now
     )
-    return {**broken.status, "conditions": accepted + [c for c in before if c["type"] != "Accepted"]}
+    return {**broken.status, "conditions": accepted + [c for c in previous if c["type"] != "Accepted"]}
 
 
 HEADLINES = ("Ready", "Available", "CanaryPromoted")  # the conditions whose turning True is an Event of its own
@@ -579,16 +583,16 @@ EventType = Literal["Normal", "Warning"]
 
 def events_for(resource: Pool | Adapter, status: Object) -> list[RecordEvent]:
     """Make the Events that go with writing this status."""
-    found: dict[tuple[EventType, str], str] = {}
+    events: dict[tuple[EventType, str], str] = {}
     for kind, reason, message in _news(resource.status, status):
-        found.setdefault((kind, reason), message)
+        events.setdefault((kind, reason), message)
     meta = resource.meta
-    return [RecordEvent(meta.ref, meta.uid, kind, reason, message) for (kind, reason), message in found.items()]
+    return [RecordEvent(meta.ref, meta.uid, kind, reason, message) for (kind, reason), message in events.items()]
 
 
-def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]:
-    old = {condition["type"]: condition for condition in before.get("conditions", ())}
-    for condition in after.get("conditions", ()):
+def _news(previous: Object, current: Object) -> Iterator[tuple[EventType, str, str]]:
+    old = {condition["type"]: condition for condition in previous.get("conditions", ())}
+    for condition in current.get("conditions", ()):
         was = old.get(condition["type"])
         reason, message = condition["reason"], condition["message"]
         if was is not None and (was["status"], was["reason"]) == (condition["status"], reason):
@@ -599,26 +603,26 @@ def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]
                 yield "Normal", reason, message
         elif condition["status"] == "False" and reason not in STEPS:
             yield "Normal" if reason in EXPECTED else "Warning", reason, message
-    yield from _role_changes(before.get("phases"), after.get("phases"))
-    if (scaled := after.get("lastScale")) and scaled != before.get("lastScale"):
+    yield from _role_changes(previous.get("phases"), current.get("phases"))
+    if (scaled := current.get("lastScale")) and scaled != previous.get("lastScale"):
         yield "Normal", "Scaled", f"from {scaled['from']} to {scaled['to']} runners: {scaled['reason']}"
 
 
-def _role_changes(before: Object | None, after: Object | None) -> Iterator[tuple[EventType, str, str]]:
+def _role_changes(previous: Object | None, current: Object | None) -> Iterator[tuple[EventType, str, str]]:
     """Yield Events where the same number of runners is in other roles, or wanted in other groups."""
-    if before is None or after is None:
+    if previous is None or current is None:
         return
-    if changed := _other_counts(before, after, ("prompt", "token", "mixed")):
-        yield "Normal", "RolesChanged", f"{changed}: {after['message']}"
-    was, now = before.get("wanted"), after.get("wanted")
+    if changed := _other_counts(previous, current, ("prompt", "token", "mixed")):
+        yield "Normal", "RolesChanged", f"{changed}: {current['message']}"
+    was, now = previous.get("wanted"), current.get("wanted")
     if was and now and (changed := _other_counts(was, now, ("prompt", "token", "any"))):
         yield "Normal", "GroupsScaled", f"{changed}: what prompts and tokens demand"
 
 
-def _other_counts(before: Object, after: Object, names: Sequence[str]) -> str:
+def _other_counts(previous: Object, current: Object, names: Sequence[str]) -> str:
     """Describe how counts have changed, where their sum is as before; else nothing."""
-    counts = [[of[name] for name in names] for of in (before, after)]
+    counts = [[side[name] for name in names] for side in (previous, current)]
     if counts[0] == counts[1] or sum(counts[0]) != sum(counts[1]):
         return ""
-    was, now = (", ".join(f"{count} {name}" for count, name in zip(of, names, strict=True)) for of in counts)
+    was, now = (", ".join(f"{count} {name}" for count, name in zip(numbers, names, strict=True)) for numbers in counts)
     return f"from {was} to {now}"

@@ -53,11 +53,11 @@ class Review:
     warnings: tuple[str, ...] = ()
 
 
-def validate(proposed: Object, before: Object | None, desired: DesiredState) -> Review:
+def validate(proposed: Object, previous: Object | None, desired: DesiredState) -> Review:
     """Judge an object that is to be stored, in place of `before` where there is one, by all that exist."""
-    if proposed["metadata"].get("deletionTimestamp") or (before is not None and before["spec"] == proposed["spec"]):
+    if proposed["metadata"].get("deletionTimestamp") or (previous is not None and previous["spec"] == proposed["spec"]):
         return Review()
-    new, old = _parsed(proposed), _parsed(before) if before is not None else None
+    new, old = _parsed(proposed), _parsed(previous) if previous is not None else None
     if isinstance(new, Malformed):
         return Review((Violation("InvalidSpec", "spec", new.message),))
     if isinstance(new, Pool):
@@ -73,11 +73,11 @@ def _review_adapter(new: Adapter, old: Adapter | None, desired: DesiredState) ->
     if pool is None or pool.meta.deleting:
         waits = f"there is no ServingPool {new.pool} yet: the adapter waits for it (PoolNotFound)"
         return Review(tuple(_name_objections(new, old, desired)), (waits,))
-    known = (
+    known_adapters = (
         set(_adapter_objections(old, pool, desired)) if old is not None and old.pool == new.pool else set[Violation]()
     )
-    found = (*_name_objections(new, old, desired), *_adapter_objections(new, pool, desired))
-    return Review(tuple(objection for objection in found if objection not in known))
+    objections = (*_name_objections(new, old, desired), *_adapter_objections(new, pool, desired))
+    return Review(tuple(objection for objection in objections if objection not in known_adapters))
 
 
 def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> Iterator[Violation]:
@@ -94,21 +94,21 @@ def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> 
     if adapter.spec.max_rank is not None and adapter.spec.max_rank > pool.spec.lora.max_rank:
         message = f"ServingPool {ref} takes ranks up to {pool.spec.lora.max_rank}, not {adapter.spec.max_rank}"
         yield Violation(Reason.RANK_TOO_LARGE, "spec.maxRank", message)
-    most = pinned_max(pool)
-    if adapter.spec.pinned and most is not None:
-        others = _accepted(pool, desired, lambda other: other.spec.pinned and other.meta.ref != adapter.meta.ref)
-        if len(others) >= most:
-            known = [
-                other for other in others if other.meta.ref.namespace == namespace
+    max_pinned = pinned_max(pool)
+    if adapter.spec.pinned and max_pinned is not None:
+        pinned = _accepted(pool, desired, lambda rival: rival.spec.pinned and rival.meta.ref != adapter.meta.ref)
+        if len(pinned) >= max_pinned:
+            pinned_names = [
+                rival for rival in pinned if rival.meta.ref.namespace == namespace
             ]  # names of others are not disclosed
-            yield Violation("NoSlots", "spec.pinned", _full(pool, known))
+            yield Violation("NoSlots", "spec.pinned", _full(pool, pinned_names))
 
 
 def _name_objections(new: Adapter, old: Adapter | None, desired: DesiredState) -> Iterator[Violation]:
     if old is not None and old.model_name == new.model_name:
         return
     if holder := _holder(new, desired):
-        yield Violation("NameConflict", "spec.modelName", _taken(new, holder))
+        yield Violation("NameConflict", "spec.modelName", _taken_message(new, holder))
 
 
 # ------------------------------------------------------------------------------------------------ pools
@@ -118,18 +118,18 @@ def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
     if not desired.serves(new.meta.ref.namespace):
         served = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
         namespace = new.meta.ref.namespace
-        where = f"pools are served in {served}, not in {namespace} (NamespaceNotServed)"
-        return Review(warnings=(where,))
+        message = f"pools are served in {served}, not in {namespace} (NamespaceNotServed)"
+        return Review(warnings=(message,))
     if old is None:
         return Review((*_foreign_folder(new, desired), *_renamed(new, desired)), tuple(_too_few_to_split(new)))
-    found = (
+    objections = (
         *(_foreign_folder(new, desired) if new.spec.model_cache != old.spec.model_cache else ()),
         *(_renamed(new, desired) if new.model_name != old.model_name else ()),
         *(_asserted(new, desired) if new.model_name != old.model_name else ()),
         *(_fewer_slots(new, desired) if _has_fewer_slots(new, old) else ()),
         *(_smaller_rank(new, desired) if new.spec.lora.max_rank < old.spec.lora.max_rank else ()),
     )
-    return Review(found, (*_no_longer_permitted(new, desired), *_too_few_to_split(new)))
+    return Review(objections, (*_no_longer_permitted(new, desired), *_too_few_to_split(new)))
 
 
 def _too_few_to_split(new: Pool) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _foreign_folder(new: Pool, desired: DesiredState) -> Iterator[Violation]:
 
 def _renamed(new: Pool, desired: DesiredState) -> Iterator[Violation]:
     if holder := _holder(new, desired):
-        yield Violation("NameConflict", "spec.model.name", _taken(new, holder))
+        yield Violation("NameConflict", "spec.model.name", _taken_message(new, holder))
 
 
 def _asserted(new: Pool, desired: DesiredState) -> Iterator[Violation]:
@@ -158,13 +158,13 @@ def _asserted(new: Pool, desired: DesiredState) -> Iterator[Violation]:
 
 
 def _has_fewer_slots(new: Pool, old: Pool) -> bool:
-    now, before = new.spec.advanced.max_adapters, old.spec.advanced.max_adapters
-    return now is not None and (before is None or now < before)
+    now, old_limit = new.spec.advanced.max_adapters, old.spec.advanced.max_adapters
+    return now is not None and (old_limit is None or now < old_limit)
 
 
 def _fewer_slots(new: Pool, desired: DesiredState) -> Iterator[Violation]:
-    most, pinned = pinned_max(new), _accepted(new, desired, lambda adapter: adapter.spec.pinned)
-    if most is not None and len(pinned) > most:
+    max_pinned, pinned = pinned_max(new), _accepted(new, desired, lambda adapter: adapter.spec.pinned)
+    if max_pinned is not None and len(pinned) > max_pinned:
         yield Violation("NoSlots", "spec.advanced.maxAdapters", _full(new, pinned))
 
 
@@ -203,8 +203,8 @@ def _gives_way(holder: Pool | Adapter, new: Pool | Adapter) -> bool:
 
 def _accepted(pool: Pool, desired: DesiredState, concerned: Callable[[Adapter], bool]) -> list[Adapter]:
     """The adapters that this pool, as it is stored, serves or is about to serve, of those that are concerned."""
-    found = (adapter for adapter in desired.adapters_of(pool.meta.ref) if concerned(adapter))
-    accepted = (adapter for adapter in accepted_by_name(found, desired) if not adapter.meta.deleting)
+    concerned_adapters = (adapter for adapter in desired.adapters_of(pool.meta.ref) if concerned(adapter))
+    accepted = (adapter for adapter in accepted_by_name(concerned_adapters, desired) if not adapter.meta.deleting)
     return sorted(accepted, key=lambda adapter: adapter.meta.ref)
 
 
@@ -215,18 +215,18 @@ def _parsed(obj: Object) -> Adapter | Pool | Malformed:
 # ------------------------------------------------------------------------------------------------- words
 
 
-def _taken(new: Pool | Adapter, holder: Pool | Adapter) -> str:
+def _taken_message(new: Pool | Adapter, holder: Pool | Adapter) -> str:
     return f"the name {new.model_name!r} {describe_owner(new, holder)}; choose another"
 
 
 def _full(pool: Pool, pinned: list[Adapter]) -> str:
     slots = pool.spec.advanced.max_adapters
     bound = f"advanced.maxAdapters {slots} pins at most {pinned_max(pool)}: one slot is never pinned"
-    taken = f" (pinned: {_named(pinned)})" if pinned else ""
-    return f"ServingPool {pool.meta.ref} with {bound}{taken}; unpin one, or raise or unset advanced.maxAdapters"
+    pinned_text = f" (pinned: {_named(pinned)})" if pinned else ""
+    return f"ServingPool {pool.meta.ref} with {bound}{pinned_text}; unpin one, or raise or unset advanced.maxAdapters"
 
 
 def _named(adapters: Iterable[Adapter]) -> str:
     names = sorted(str(adapter.meta.ref) for adapter in adapters)
-    more = f" and {len(names) - MAX_NAMED_OBJECTS} more" if len(names) > MAX_NAMED_OBJECTS else ""
-    return f"LoRAAdapter{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED_OBJECTS])}{more}"
+    rest = f" and {len(names) - MAX_NAMED_OBJECTS} more" if len(names) > MAX_NAMED_OBJECTS else ""
+    return f"LoRAAdapter{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED_OBJECTS])}{rest}"

@@ -56,13 +56,13 @@ def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
         on_request(judged)
 
 
-def review(proposed: Object, before: Object | None, desired: DesiredState, warnings: list[str]) -> None:
+def review(proposed: Object, previous: Object | None, desired: DesiredState, warnings: list[str]) -> None:
     """Judge an object that is to be stored; what does not refuse it goes to `warnings`. Raises kopf.AdmissionError with
     every objection."""
-    found = validate(proposed, before, desired)
-    warnings += found.warnings
-    if found.objections:
-        raise kopf.AdmissionError("; ".join(str(objection) for objection in found.objections), UNPROCESSABLE)
+    verdict = validate(proposed, previous, desired)
+    warnings += verdict.warnings
+    if verdict.objections:
+        raise kopf.AdmissionError("; ".join(str(objection) for objection in verdict.objections), UNPROCESSABLE)
 
 
 def _raw(body: kopf.Body) -> Object:

@@ -89,8 +89,8 @@ class KubernetesBackend:
         """
         child, path = action.child, BY_KIND[action.child.kind].path(action.child.namespace, action.child.name)
         await self._check(action.pool)
-        known = self._cache.find(child.key)
-        owned = known if known and owner_of(known) == action.pool else None  # else the plan does not see it
+        cached = self._cache.find(child.key)
+        owned = cached if cached and owner_of(cached) == action.pool else None  # else the plan does not see it
         there = owned or await self._unseen(action)
         if there is not owned and action.resource_version is None and there is not None:
             raise ChildExists(there)
@@ -141,8 +141,10 @@ class KubernetesBackend:
         metadata = {"uid": action.uid, "annotations": {DELETION_COST: str(action.cost)}}
         path = PODS.path(action.namespace, action.name)
         key = ObjectKey(PODS.kind, action.namespace, action.name)
-        known, body = resource_version(self._cache.find(key)), {"metadata": metadata}
-        self._cache.wrote(await self._write(key, "PATCH", path, body, content_type=MERGE_PATCH), known, fenced=False)
+        cached_version, body = resource_version(self._cache.find(key)), {"metadata": metadata}
+        self._cache.wrote(
+            await self._write(key, "PATCH", path, body, content_type=MERGE_PATCH), cached_version, fenced=False
+        )
 
     async def record_event(self, action: RecordEvent) -> None:
         """Record an Event beside what is reconciled: nothing waits for one."""
@@ -158,10 +160,10 @@ class KubernetesBackend:
 
     def _finalizers(self, action: AddFinalizer | RemoveFinalizer) -> list[str]:
         """The finalizers of exactly the version that the action was made from; a patch replaces the whole list."""
-        known = self._cache.find(_key(action.ref))
-        if known is None or known["metadata"]["resourceVersion"] != action.resource_version:
+        cached = self._cache.find(_key(action.ref))
+        if cached is None or cached["metadata"]["resourceVersion"] != action.resource_version:
             raise StaleWrite(f"{action.ref.kind} {action.ref} has changed since version {action.resource_version}")
-        return list(known["metadata"].get("finalizers") or ())
+        return list(cached["metadata"].get("finalizers") or ())
 
     async def _patch_finalizers(self, action: AddFinalizer | RemoveFinalizer, finalizers: list[str]) -> Object:
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
@@ -172,17 +174,17 @@ class KubernetesBackend:
 
     async def _check(self, pool: Ref) -> None:
         """Check that a pool is still as it was when the action was planned. Raises StaleWrite."""
-        known = self._cache.find(_key(pool))
+        cached = self._cache.find(_key(pool))
         there = await self._look(_key(pool))
-        if resource_version(there) != resource_version(known):
-            found, planned = resource_version(there), resource_version(known)
-            raise StaleWrite(f"{pool.kind} {pool} is at version {found}, not at {planned}")
+        if resource_version(there) != resource_version(cached):
+            live_version, planned = resource_version(there), resource_version(cached)
+            raise StaleWrite(f"{pool.kind} {pool} is at version {live_version}, not at {planned}")
 
     async def _fenced(
-        self, key: ObjectKey, version: str | None, method: str, path: str, body: Mapping[str, Any], **how: Any
+        self, key: ObjectKey, version: str | None, method: str, path: str, body: Mapping[str, Any], **options: Any
     ) -> Object:
         """Write on exactly that version of an object (None: there is none). Returns the object as it is then."""
-        obj = await self._write(key, method, path, body, **how)
+        obj = await self._write(key, method, path, body, **options)
         self._cache.wrote(obj, version)
         return obj
 
@@ -201,20 +203,20 @@ class KubernetesBackend:
         """Read an object again, and take in what was read."""
         return (await read_again(self._api, self._cache, key))[0]
 
-    async def _write(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
+    async def _write(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **options: Any) -> Object:
         """Write; returns the object as it is then. After a conflict it is read again: a watch may be late."""
         try:
-            obj: Object = await self._send(method, path, body, **how)
+            obj: Object = await self._send(method, path, body, **options)
         except StaleWrite:
             await self._look(key)
             raise
         return obj
 
-    async def _send(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Any:
+    async def _send(self, method: str, path: str, body: Mapping[str, Any], **options: Any) -> Any:
         self._lead()
         began = time.perf_counter()
         try:
-            return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
+            return await self._api.request(method, path, body=body, timeout_s=self._write_s, **options)
         finally:
             self._observe(method, time.perf_counter() - began)
 
@@ -236,9 +238,9 @@ def _refusals(child: Child) -> Generator[None]:
         raise ChildRefused(f"{child.kind} {child.name}: {error.message}") from error
 
 
-def _planned_from_another(key: ObjectKey, version: str | None, known: Object | None) -> str:
+def _planned_from_another(key: ObjectKey, version: str | None, cached: Object | None) -> str:
     planned = f"from version {version}" if version else "while none was known"
-    return f"{key.kind} {key.namespace}/{key.name} was planned {planned}, and is at version {resource_version(known)}"
+    return f"{key.kind} {key.namespace}/{key.name} was planned {planned}, and is at version {resource_version(cached)}"
 
 
 def _key(ref: Ref) -> ObjectKey:

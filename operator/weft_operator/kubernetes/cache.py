@@ -34,7 +34,7 @@ class ObjectCache:
         self._objects: dict[str, dict[ObjectKey, Object]] = {}
         self._expected: dict[str, dict[str, bool]] = {}  # uid -> answers that no watch has reported; was it a read?
         self._doubted: dict[ObjectKey, tuple[str, str | None]] = {}  # uid and version that a watch reported last
-        self._gone: OrderedDict[str, None] = OrderedDict()  # uids
+        self._deleted_uids: OrderedDict[str, None] = OrderedDict()  # uids
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
@@ -55,15 +55,15 @@ class ObjectCache:
     def put(self, obj: Object) -> bool:
         """Take in an object that a watch reports. Returns False if that is known, or is a doubt."""
         key, uid, version = key_of(obj), _uid(obj), resource_version(obj)
-        known = self.find(key)
-        if uid in self._gone:
+        cached = self.find(key)
+        if uid in self._deleted_uids:
             return False
-        if known is not None and _uid(known) != uid:
-            if _uid(known) in self._expected:  # by an answer: this may be the one before it
+        if cached is not None and _uid(cached) != uid:
+            if _uid(cached) in self._expected:  # by an answer: this may be the one before it
                 return self._doubt(key, uid, version)
-            self._forget(key, known)
-        elif known is not None:
-            if self._is_expected(uid, version) or resource_version(known) == version:
+            self._forget(key, cached)
+        elif cached is not None:
+            if self._is_expected(uid, version) or resource_version(cached) == version:
                 return False
             if any(self._expected.get(uid, {}).values()):
                 return self._doubt(key, uid, version)
@@ -74,12 +74,12 @@ class ObjectCache:
     def drop(self, key: ObjectKey, uid: str) -> bool:
         """Take in a watch's report that the object of that uid is gone, or out of sight. Returns False if that is
         known, or is a doubt."""
-        known = self.find(key)
-        if known is None or _uid(known) != uid:
+        cached = self.find(key)
+        if cached is None or _uid(cached) != uid:
             return False
         if any(self._expected.get(uid, {}).values()):
             return self._doubt(key, uid, None)
-        self._remove(key, known)
+        self._remove(key, cached)
         return True
 
     # ----------------------------------------------------------------------------------------------- from an answer
@@ -91,11 +91,11 @@ class ObjectCache:
         `fenced`: the API server has compared that version.
         """
         key, uid, version = key_of(obj), _uid(obj), resource_version(obj)
-        known = self.find(key)
-        if uid in self._gone or resource_version(known) != fence or version == fence:
+        cached = self.find(key)
+        if uid in self._deleted_uids or resource_version(cached) != fence or version == fence:
             return False
-        if known is not None and _uid(known) != uid:
-            self._forget(key, known)
+        if cached is not None and _uid(cached) != uid:
+            self._forget(key, cached)
         self._expect(uid, version, read=fence is None or not fenced)
         self._store(key, obj)
         return True
@@ -105,20 +105,20 @@ class ObjectCache:
 
         `in_sight`: a watch reports it.
         """
-        known, doubted = self.find(key), self._doubted.pop(key, None)
+        cached, doubted = self.find(key), self._doubted.pop(key, None)
         if obj is not None and not in_sight:
-            if known is not None:
-                self._remove(key, known)
-            return known is not None
-        if known is not None and (obj is None or _uid(known) != _uid(obj)):
-            self._forget(key, known)
+            if cached is not None:
+                self._remove(key, cached)
+            return cached is not None
+        if cached is not None and (obj is None or _uid(cached) != _uid(obj)):
+            self._forget(key, cached)
         if obj is None:
-            return known is not None
+            return cached is not None
         uid, version = _uid(obj), resource_version(obj)
         caught_up = doubted == (uid, version)
         if caught_up:
             self._expected.pop(uid, None)
-        if known is not None and _uid(known) == uid and resource_version(known) == version:
+        if cached is not None and _uid(cached) == uid and resource_version(cached) == version:
             return False
         if not caught_up:
             self._expect(uid, version, read=True)
@@ -139,9 +139,9 @@ class ObjectCache:
         expected = self._expected.get(uid, {})
         if version not in expected:
             return False
-        for before in list(expected):
-            del expected[before]
-            if before == version:
+        for pending in list(expected):
+            del expected[pending]
+            if pending == version:
                 break
         if not expected:
             del self._expected[uid]
@@ -155,24 +155,24 @@ class ObjectCache:
     def _store(self, key: ObjectKey, obj: Object) -> None:
         stored = strip_unused(obj)
         self._objects.setdefault(key.kind, {})[key] = stored
-        self._call_listeners(stored, gone=False)
+        self._call_listeners(stored, deleted=False)
 
-    def _forget(self, key: ObjectKey, known: Object) -> None:
+    def _forget(self, key: ObjectKey, cached: Object) -> None:
         """Forget an object that is gone for good."""
-        self._gone[_uid(known)] = None
-        if len(self._gone) > GONE_REMEMBERED:
-            self._gone.popitem(last=False)
-        self._remove(key, known)
+        self._deleted_uids[_uid(cached)] = None
+        if len(self._deleted_uids) > GONE_REMEMBERED:
+            self._deleted_uids.popitem(last=False)
+        self._remove(key, cached)
 
-    def _remove(self, key: ObjectKey, known: Object) -> None:
-        self._expected.pop(_uid(known), None)
+    def _remove(self, key: ObjectKey, cached: Object) -> None:
+        self._expected.pop(_uid(cached), None)
         self._doubted.pop(key, None)
         del self._objects[key.kind][key]
-        self._call_listeners(known, gone=True)
+        self._call_listeners(cached, deleted=True)
 
-    def _call_listeners(self, obj: Object, *, gone: bool) -> None:
+    def _call_listeners(self, obj: Object, *, deleted: bool) -> None:
         for listener in self._listeners:
-            listener(obj, gone)
+            listener(obj, deleted)
 
 
 def strip_unused(obj: Object) -> Object:
@@ -183,8 +183,8 @@ def strip_unused(obj: Object) -> Object:
         spec = obj.get("spec") or {}
         slimmed["spec"] = {name: spec[name] for name in ("nodeName", "tolerations") if name in spec}
     if obj["kind"] == "Node":
-        kept = {name: metadata[name] for name in ("name", "uid", "resourceVersion")}
-        slimmed = {"kind": "Node", "metadata": kept, "spec": obj.get("spec") or {}}
+        identity = {name: metadata[name] for name in ("name", "uid", "resourceVersion")}
+        slimmed = {"kind": "Node", "metadata": identity, "spec": obj.get("spec") or {}}
     return slimmed
 
 

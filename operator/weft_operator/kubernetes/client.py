@@ -104,10 +104,10 @@ class Api:
         query = {"limit": str(CHUNK), **({"labelSelector": selector} if selector else {})}
         accept = METADATA_ONLY if metadata_only else "application/json"
         while True:
-            said = await self.request("GET", resource.path(namespace), query=query, accept=accept)
-            whole = {"apiVersion": resource.api_version, "kind": resource.kind}  # items do not say it themselves
-            yield tuple({**item, **whole} for item in said["items"] or ())
-            token = said["metadata"].get("continue")
+            reply = await self.request("GET", resource.path(namespace), query=query, accept=accept)
+            type_fields = {"apiVersion": resource.api_version, "kind": resource.kind}  # items do not say it themselves
+            yield tuple({**item, **type_fields} for item in reply["items"] or ())
+            token = reply["metadata"].get("continue")
             if not token:
                 return
             query["continue"] = token
@@ -144,17 +144,17 @@ class Api:
         raise _refusal(f"{method} {path}", answer.status, content)
 
 
-def _refusal(what: str, status: int, content: bytes) -> StaleWrite | ApiFailed:
+def _refusal(request: str, status: int, content: bytes) -> StaleWrite | ApiFailed:
     reason, message = "", content[:500].decode(errors="replace")
     try:
-        said: Any = json.loads(content)
-        reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
+        reply: Any = json.loads(content)
+        reason, message = str(reply.get("reason") or ""), str(reply.get("message") or "")
     except (ValueError, AttributeError):
         pass  # not a Status: the message has its text
     text = sanitize(message[:500])
     if status == 404:
-        return ObjectNotFound(f"{what}: {text}")
+        return ObjectNotFound(f"{request}: {text}")
     if status == 409:
         kind = AlreadyExists if reason == "AlreadyExists" else VersionConflict
-        return kind(f"{what}: {text}")
-    return ApiFailed(what, status, sanitize(reason), text)
+        return kind(f"{request}: {text}")
+    return ApiFailed(request, status, sanitize(reason), text)

@@ -29,38 +29,40 @@ Schema = Mapping[str, Any]
 
 async def check_crds(api: Api, missing: Gauge) -> None:
     """Compare, log and count the fields that the cluster lacks; again each PERIOD_S until it lacks none."""
-    before: list[str] | None = None
+    previous: list[str] | None = None
     while True:
         try:
-            found = missing_fields(await api.request("GET", PATH))
+            fields = missing_fields(await api.request("GET", PATH))
         except (KubernetesError, ObjectNotFound) as error:
             log.warning("the CustomResourceDefinitions cannot be checked", extra=kv(error=str(error)))
             return
-        missing.set(len(found))
-        if found and found != before:
-            named = ", ".join([*found[:MAX_NAMED_FIELDS], *(["..."] if len(found) > MAX_NAMED_FIELDS else [])])
-            what = "the cluster's CustomResourceDefinitions lack fields, which are dropped: apply those of this version"
-            log.warning(what, extra=kv(count=len(found), fields=named))
-        if not found:
+        missing.set(len(fields))
+        if fields and fields != previous:
+            named = ", ".join([*fields[:MAX_NAMED_FIELDS], *(["..."] if len(fields) > MAX_NAMED_FIELDS else [])])
+            message = (
+                "the cluster's CustomResourceDefinitions lack fields, which are dropped: apply those of this version"
+            )
+            log.warning(message, extra=kv(count=len(fields), fields=named))
+        if not fields:
             return
-        before = found
+        previous = fields
         await asyncio.sleep(PERIOD_S)
 
 
 def missing_fields(document: Mapping[str, Any]) -> list[str]:
     """List the fields of this version, as `KIND.spec.lora.maxRank`, that a group's OpenAPI document lacks."""
     there = {_kind(schema): schema for schema in (document.get("components") or {}).get("schemas", {}).values()}
-    found = list[str]()
+    lacking = list[str]()
     for crd in crds().values():
         kind, (version,) = crd["spec"]["names"]["kind"], crd["spec"]["versions"]
         wanted = version["schema"]["openAPIV3Schema"]
-        found += _lacking(kind, wanted, there.get(kind, {}))
-    return found
+        lacking += _lacking(kind, wanted, there.get(kind, {}))
+    return lacking
 
 
 def _kind(schema: Schema) -> str | None:
     named = schema.get("x-kubernetes-group-version-kind") or ()
-    return next((str(of["kind"]) for of in named if (of["group"], of["version"]) == (GROUP, VERSION)), None)
+    return next((str(kind["kind"]) for kind in named if (kind["group"], kind["version"]) == (GROUP, VERSION)), None)
 
 
 def _lacking(path: str, wanted: Schema, there: Schema) -> Iterator[str]:
@@ -73,7 +75,7 @@ def _lacking(path: str, wanted: Schema, there: Schema) -> Iterator[str]:
             yield from _lacking(f"{path}.{name}", schema, fields[name])
         else:
             yield f"{path}.{name}"
-    for within in ("items", "additionalProperties"):
-        if isinstance(wanted.get(within), Mapping):
-            inner: Any = there.get(within)
-            yield from _lacking(f"{path}[]", wanted[within], inner if isinstance(inner, Mapping) else {})
+    for container in ("items", "additionalProperties"):
+        if isinstance(wanted.get(container), Mapping):
+            inner: Any = there.get(container)
+            yield from _lacking(f"{path}[]", wanted[container], inner if isinstance(inner, Mapping) else {})

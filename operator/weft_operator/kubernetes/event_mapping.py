@@ -21,7 +21,7 @@ CHILD_KINDS = frozenset(resource.kind for resource in CHILDREN)
 class EventHandler(Protocol):
     """A follower of the cluster's changes."""
 
-    def on_object(self, obj: Object, *, gone: bool = False) -> None: ...
+    def on_object(self, obj: Object, *, deleted: bool = False) -> None: ...
 
     def on_child(self, pool: Ref, key: ObjectKey, obj: Object | None) -> None: ...
 
@@ -43,19 +43,19 @@ class EventMapper:
             self.on_event(obj, False)
         cache.listen(self.on_event)
 
-    def on_event(self, obj: Object, gone: bool) -> None:
+    def on_event(self, obj: Object, deleted: bool) -> None:
         """Pass on one change."""
         if obj["kind"] in OWN_KINDS:
-            self._planner.on_object(obj, gone=gone)
+            self._planner.on_object(obj, deleted=deleted)
             return
         key = key_of(obj)
         if key.kind == NODES.kind:
-            self._planner.on_node(key.name, unschedulable=not gone and is_unschedulable(obj))
+            self._planner.on_node(key.name, unschedulable=not deleted and is_unschedulable(obj))
             return
-        pool = None if gone else (pool_of(obj) if key.kind == PODS.kind else owner_of(obj))
-        before = self._pools.pop(key, None)
-        if before is not None and before != pool:
-            self._pass_on(before, key, None)
+        pool = None if deleted else (pool_of(obj) if key.kind == PODS.kind else owner_of(obj))
+        previous = self._pools.pop(key, None)
+        if previous is not None and previous != pool:
+            self._pass_on(previous, key, None)
         if pool is not None:
             self._pools[key] = pool
             self._pass_on(pool, key, obj)
@@ -169,16 +169,16 @@ def _stuck(status: Any) -> Iterator[tuple[RunnerState, str]]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason")
         if reason in STUCK:
-            yield "CrashLoop", _why(container, reason, waiting)
+            yield "CrashLoop", _waiting_reason(container, reason, waiting)
 
 
-def _why(container: Any, reason: str, waiting: Any) -> str:
+def _waiting_reason(container: Any, reason: str, waiting: Any) -> str:
     """Explain why a container does not run: `runner: CrashLoopBackOff: exit code 2: no such file`."""
     ended = (container.get("lastState") or {}).get("terminated")
     if not ended:
         return ": ".join(part for part in (container["name"], reason, _words(waiting.get("message"))) if part)
-    said = _words(ended.get("message")) or str(ended.get("reason") or "")
-    return ": ".join(part for part in (container["name"], reason, f"exit code {ended.get('exitCode')}", said) if part)
+    text = _words(ended.get("message")) or str(ended.get("reason") or "")
+    return ": ".join(part for part in (container["name"], reason, f"exit code {ended.get('exitCode')}", text) if part)
 
 
 def _words(text: Any) -> str:

@@ -65,9 +65,9 @@ class EventRecorder:
         except (KubernetesError, StaleWrite) as error:
             _log_lost(action, str(error))
 
-    async def _request(self, method: str, path: str, body: dict[str, Any], **how: Any) -> None:
+    async def _request(self, method: str, path: str, body: dict[str, Any], **options: Any) -> None:
         self._lead()
-        await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
+        await self._api.request(method, path, body=body, timeout_s=self._write_s, **options)
 
     def _count(self, event: str) -> int:
         count = self._series[event] = self._series.pop(event, 1) + 1

@@ -28,8 +28,8 @@ class KeySecrets:
         except ApiFailed as error:
             if error.status != FORBIDDEN:
                 raise
-            what = f"the operator may not read Secrets of namespace {namespace}"
-            return UnreadSecret("SecretForbidden", f"{what}: {error.message}")
+            message = f"the operator may not read Secrets of namespace {namespace}"
+            return UnreadSecret("SecretForbidden", f"{message}: {error.message}")
 
     async def create(self, key: Key, text: str) -> None:
         """Make the Secret of a fresh key. Raises AlreadyExists, ApiFailed, ApiUnreachable."""

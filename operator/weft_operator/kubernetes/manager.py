@@ -108,7 +108,7 @@ class Manager:
             settings, self._desired, api, tls, self._cache, self._election, terms, identity, self._metrics, self._resync
         )
         self._webhook = self._new_webhook()
-        self._known = asyncio.Event()
+        self._synced = asyncio.Event()
         self._waits_for: str | None = "it has just started"
         self._probes = OperatorProbes(settings.probes, self._unready, self._trouble)
 
@@ -166,7 +166,7 @@ class Manager:
                 self._waits_for = str(error)
             else:
                 self._waits_for = None
-                self._known.set()
+                self._synced.set()
                 return
             log.warning("waiting", extra=kv(what=self._waits_for))
             await asyncio.sleep(RETRY_S)
@@ -178,13 +178,13 @@ class Manager:
         assert settings.webhook_tls_dir is not None  # the settings have seen to it
         return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
 
-    def _take_in(self, obj: Object, gone: bool) -> None:
+    def _take_in(self, obj: Object, deleted: bool) -> None:
         """Take in a change for admission, which judges by all objects. A leader's controller has its own way."""
         if obj["kind"] not in OWN_KINDS or self._leader.controls:
             return
         key = key_of(obj)
         ref = Ref(obj["kind"], key.namespace, key.name)
-        if gone:
+        if deleted:
             self._desired.drop(ref)
         else:
             self._desired.add(parse(obj, self._desired.get(ref)))
@@ -216,7 +216,7 @@ class Manager:
     # --------------------------------------------------------------------------------------------------- the leader
 
     async def _lead_once_known(self) -> None:
-        await self._known.wait()
+        await self._synced.wait()
         await self._leader.run()
 
     async def _resign(self, leading: asyncio.Task[None]) -> None:

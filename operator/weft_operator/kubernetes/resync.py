@@ -57,18 +57,18 @@ def watch_scopes(pool_namespaces: Iterable[str], *, nodes: bool) -> list[WatchSc
 Identities = Mapping[ObjectKey, tuple[str, str | None]]  # uid and version of each object
 
 
-def missed(listed: Identities, before: Identities, now: Identities) -> list[ObjectKey]:
+def missed(listed: Identities, previous: Identities, now: Identities) -> list[ObjectKey]:
     """Find what differs between a list and what was known before it, and no watch has reported since."""
-    differing = [key for key in (*before, *(listed.keys() - before.keys())) if listed.get(key) != before.get(key)]
-    return [key for key in differing if now.get(key) == before.get(key)]
+    differing = [key for key in (*previous, *(listed.keys() - previous.keys())) if listed.get(key) != previous.get(key)]
+    return [key for key in differing if now.get(key) == previous.get(key)]
 
 
 async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Object | None, bool]:
     """Read an object, and take it in unless a watch goes on meanwhile. Returns the object, and whether it was news."""
     for _ in range(MAX_READS):
-        before = cache.find(key)
+        previous = cache.find(key)
         there = await api.get(BY_KIND[key.kind], key.namespace, key.name)
-        if cache.find(key) is not before:
+        if cache.find(key) is not previous:
             continue
         return there, cache.read(key, there, in_sight=there is None or is_in_sight(there))
     return there, False  # pyright: ignore[reportPossiblyUnboundVariable] (MAX_READS is above 0)
@@ -76,8 +76,8 @@ async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Obje
 
 def is_in_sight(obj: Object) -> bool:
     """Whether a watch reports such an object."""
-    whole = any(obj["kind"] == resource.kind for resource in (*WATCHED, NODES))
-    return whole or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
+    is_watched = any(obj["kind"] == resource.kind for resource in (*WATCHED, NODES))
+    return is_watched or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class WatchHealth:
     succeeded_at: float
     late_in_a_row: dict[WatchScope, int] = field(default_factory=dict[WatchScope, int])
 
-    def found(self, scope: WatchScope, late: int) -> None:
+    def report_late(self, scope: WatchScope, late: int) -> None:
         """Note that a watch was late with `late` objects."""
         self.late_in_a_row[scope] = self.late_in_a_row.get(scope, 0) + 1 if late else 0
 
@@ -174,22 +174,22 @@ class Resync:
 
     async def _resync(self, scope: WatchScope) -> None:
         missed = await self._missed(scope, self._grace_s)
-        self.watch_health.found(scope, missed)
+        self.watch_health.report_late(scope, missed)
         if missed:
             self._on_late(scope.resource.plural, missed)
             log.warning("a watch was late", extra=kv(resource=scope.resource.plural, objects=missed))
 
     async def _missed(self, scope: WatchScope, grace_s: float) -> int:
         """Count the objects that a watch has missed. They are read, and taken in."""
-        before, listed = self._known(scope), dict[ObjectKey, tuple[str, str | None]]()
+        previous, listed = self._cached(scope), dict[ObjectKey, tuple[str, str | None]]()
         async for page in self._api.pages(scope.resource, scope.namespace, selector=scope.selector, metadata_only=True):
             listed |= {key_of(obj): _identity(obj) for obj in page}
-        if missed(listed, before, self._known(scope)):
+        if missed(listed, previous, self._cached(scope)):
             await asyncio.sleep(grace_s)  # it may just be on its way
-        keys = missed(listed, before, self._known(scope))
+        keys = missed(listed, previous, self._cached(scope))
         return sum([(await read_again(self._api, self._cache, key))[1] for key in keys])
 
-    def _known(self, scope: WatchScope) -> Identities:
+    def _cached(self, scope: WatchScope) -> Identities:
         objects = self._cache.of_kind(scope.resource.kind)
         return {key_of(obj): _identity(obj) for obj in objects if scope.covers(obj)}
 

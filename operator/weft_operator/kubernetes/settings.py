@@ -39,10 +39,10 @@ def _names(value: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
-def _listed(pattern: str, what: str) -> AfterValidator:
+def _listed(pattern: str, names: str) -> AfterValidator:
     def check(value: str) -> str:
         if wrong := [item for item in value.split(",") if not re.fullmatch(pattern, item)]:
-            raise ValueError(f"expected {what}, got {wrong[0]!r}")
+            raise ValueError(f"expected {names}, got {wrong[0]!r}")
         return value
 
     return AfterValidator(check)
@@ -120,22 +120,22 @@ class BadRunnerDefaults(CannotStart):
 def read_runner_defaults(path: Path) -> RunnerDefaults:
     """Read the file. Raises BadRunnerDefaults with every wrong field."""
     try:
-        said: Any = yaml.safe_load(path.read_text())
+        document: Any = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadRunnerDefaults(f"--runner-defaults {path}: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         raise BadRunnerDefaults(f"--runner-defaults {path}: not a mapping of fields")
-    return parse_runner_defaults(said, str(path))  # pyright: ignore[reportUnknownArgumentType] (keys are checked below)
+    return parse_runner_defaults(document, str(path))  # pyright: ignore[reportUnknownArgumentType] (keys are checked below)
 
 
-def parse_runner_defaults(said: dict[Any, Any], where: str) -> RunnerDefaults:
+def parse_runner_defaults(document: dict[Any, Any], origin: str) -> RunnerDefaults:
     """Read the values of a file. Raises BadRunnerDefaults."""
     fields = {to_camel(name): name for name in RunnerDefaults.__dataclass_fields__}
-    unknown = sorted(str(name) for name in said if name not in fields)
+    unknown = sorted(str(name) for name in document if name not in fields)
     if unknown:
-        raise BadRunnerDefaults(f"{where}: unknown: {', '.join(unknown)}; known: {', '.join(fields)}")
+        raise BadRunnerDefaults(f"{origin}: unknown: {', '.join(unknown)}; known: {', '.join(fields)}")
     try:
-        return TypeAdapter(RunnerDefaults).validate_python({fields[name]: value for name, value in said.items()})
+        return TypeAdapter(RunnerDefaults).validate_python({fields[name]: value for name, value in document.items()})
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        raise BadRunnerDefaults(f"{where}: {'; '.join(wrong)}") from error
+        wrong = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise BadRunnerDefaults(f"{origin}: {'; '.join(wrong)}") from error

@@ -80,7 +80,7 @@ class Watches:
         await self._run("children", self.registry(resources), watch_only_settings(resources), namespaces=namespaces)
 
     async def _run(
-        self, name: str, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, **where: Any
+        self, name: str, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, **options: Any
     ) -> None:
         """Run one of kopf's operators until cancelled.
 
@@ -90,7 +90,7 @@ class Watches:
         # An identity is for peering, which is off; kopf's own would need a user of that uid, and a pod has none.
         identity: Any = name
         tasks = await kopf.spawn_tasks(
-            registry=registry, settings=settings, standalone=True, identity=identity, **where
+            registry=registry, settings=settings, standalone=True, identity=identity, **options
         )
         self._on_start()
         try:

@@ -30,10 +30,12 @@ class Admission:
     def __call__(self, manifest: Object, find: Callable[[Ref], Object | None]) -> Object:
         """Make the object to store. Raises Invalid with every objection."""
         admitted = admit(manifest, find)
-        before = find(Ref(admitted["kind"], admitted["metadata"]["namespace"], admitted["metadata"]["name"]))
-        objections = validate(admitted, before, self._desired).objections
+        previous = find(Ref(admitted["kind"], admitted["metadata"]["namespace"], admitted["metadata"]["name"]))
+        objections = validate(admitted, previous, self._desired).objections
         if objections:
-            causes = tuple(Cause(found.field, f"{found.reason}: {found.message}") for found in objections)
+            causes = tuple(
+                Cause(objection.field, f"{objection.reason}: {objection.message}") for objection in objections
+            )
             raise Invalid(_message(admitted, causes), causes)
         return admitted
 
@@ -56,9 +58,9 @@ def admit(manifest: Object, find: Callable[[Ref], Object | None]) -> Object:
         cause = Cause("kind", "APIKeys are for clusters; `weft key create` makes a key here")
         raise Invalid(_message(manifest, (cause,)), (cause,))
     ref = Ref(resource.kind, resource.metadata.namespace, resource.metadata.name)
-    before = find(ref)
-    if before is not None:
-        changes = immutable_changes(_stored(before), resource)  # pyright: ignore[reportArgumentType]
+    previous = find(ref)
+    if previous is not None:
+        changes = immutable_changes(_stored(previous), resource)  # pyright: ignore[reportArgumentType]
         causes = tuple(Cause(*_split(change)) for change in changes)
         if causes:
             raise Invalid(_message(manifest, causes), causes)
@@ -77,5 +79,5 @@ def _split(change: str) -> tuple[str, str]:
 def _message(manifest: Object, causes: tuple[Cause, ...]) -> str:
     metadata: Any = manifest.get("metadata")
     name = str(metadata.get("name"))[:100] if isinstance(metadata, dict) else "?"
-    what = "; ".join(f"{cause.field}: {cause.message}" if cause.field else cause.message for cause in causes)
-    return f"{str(manifest.get('kind'))[:100]} {name!r} is invalid: {what}"
+    message = "; ".join(f"{cause.field}: {cause.message}" if cause.field else cause.message for cause in causes)
+    return f"{str(manifest.get('kind'))[:100]} {name!r} is invalid: {message}"

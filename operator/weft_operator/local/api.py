@@ -80,7 +80,7 @@ class Api:
     async def _apply(self, request: Request) -> Response:
         body = await _body(request)
         if body.get("kind") == LIST:
-            return await self._each(body, lambda obj: self._applied(obj)[0])
+            return await self._for_each(body, lambda obj: self._applied(obj)[0])
         result, obj = self._applied(body)
         await self._durable.committed()
         return JSONResponse({"result": result, "object": obj})
@@ -93,9 +93,9 @@ class Api:
             self._store.delete(_ref_of(obj))
             return "deleted"
 
-        return await self._each(await _body(request), deleted)
+        return await self._for_each(await _body(request), deleted)
 
-    async def _each(self, body: Object, change: Callable[[Object], str]) -> Response:
+    async def _for_each(self, body: Object, change: Callable[[Object], str]) -> Response:
         """Change every object of a list; one that is refused does not keep the others from it."""
         answers: list[Object] = []
         for obj in _items(body):
@@ -120,9 +120,9 @@ class Api:
         return JSONResponse(obj)
 
     async def _watch(self, request: Request) -> Response:
-        since = _whole_number(request, "resourceVersion", self._store.version)
-        self._store.require_remembered(since)
-        return StreamingResponse(_event_lines(self._store, since), media_type="application/x-ndjson")
+        version = _whole_number(request, "resourceVersion", self._store.version)
+        self._store.require_remembered(version)
+        return StreamingResponse(_event_lines(self._store, version), media_type="application/x-ndjson")
 
     async def _log(self, request: Request) -> Response:
         name = request.path_params["component"]
@@ -161,9 +161,9 @@ class _Server(QuietServer):
         return nullcontext()
 
 
-async def _event_lines(store: ObjectStore, since: int) -> AsyncIterator[bytes]:
+async def _event_lines(store: ObjectStore, version: int) -> AsyncIterator[bytes]:
     try:
-        async for event in store.watch(since):
+        async for event in store.watch(version):
             yield json.dumps({"type": event.type, "object": event.object}).encode() + b"\n"
     except Expired as error:  # the client was too slow: it has to list again
         yield json.dumps({"type": "ERROR", "object": error.body()}).encode() + b"\n"

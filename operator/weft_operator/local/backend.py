@@ -152,7 +152,7 @@ class LocalBackend:
 
         process = Process(program, self._open_log(program.name), on_change)
         task = asyncio.create_task(process.run(), name=program.name)
-        task.add_done_callback(lambda done: self._gone(key, done))
+        task.add_done_callback(lambda done: self._on_end(key, done))
         return Runner(process, action.launch, ports, task)
 
     def _changed(self, key: tuple[Ref, int]) -> None:
@@ -160,7 +160,7 @@ class LocalBackend:
             seen = observed_runner(component_name(*key), runner.launch, runner.process.state)
             self._on_runner(*key, replace(seen, state="Leaving") if runner.leaving else seen)
 
-    def _gone(self, key: tuple[Ref, int], task: asyncio.Task[None]) -> None:
+    def _on_end(self, key: tuple[Ref, int], task: asyncio.Task[None]) -> None:
         del self._runners[key]
         if not task.cancelled() and (error := task.exception()):
             log.error("runner is not watched any more", extra=kv(pool=str(key[0]), index=key[1]), exc_info=error)
@@ -189,8 +189,8 @@ def runner_name(pool: Ref, index: int) -> str:
 def _pages_flag(launch: RunnerConfig) -> dict[str, int]:
     """Bound a runner's pages: runners share this machine's memory, and none of them may take nine tenths of it
     unasked."""
-    asked = dict(launch.flags)["kv-pages"] or launch.memory != Memory()
-    return {} if asked else {"kv-pages": PAGES}
+    has_size = dict(launch.flags)["kv-pages"] or launch.memory != Memory()
+    return {} if has_size else {"kv-pages": PAGES}
 
 
 def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...]) -> Program:

@@ -96,12 +96,12 @@ class LogFile:
 
 def last_lines(path: Path, lines: int | None) -> list[str]:
     """Read the last lines of a log file, from the old one too where the new one is short; None: all of both."""
-    kept: deque[str] = deque(maxlen=lines)
+    tail: deque[str] = deque(maxlen=lines)
     for part in (_old(path), path):
         if part.exists():
             with part.open(errors="replace") as file:
-                kept.extend(line.rstrip("\n") for line in file)
-    return list(kept)
+                tail.extend(line.rstrip("\n") for line in file)
+    return list(tail)
 
 
 def _old(path: Path) -> Path:
@@ -142,7 +142,7 @@ def logging_to(logfile: LogFile, level: str) -> Generator[None]:
     handler = _LogFileHandler(logfile)
     handler.setFormatter(TextFormatter(CONTROLLER))
     root = logging.getLogger()
-    before = root.level
+    old_level = root.level
     root.addHandler(handler)
     root.setLevel(level.upper())
     for name in QUIET:
@@ -151,7 +151,7 @@ def logging_to(logfile: LogFile, level: str) -> Generator[None]:
         yield
     finally:
         root.removeHandler(handler)
-        root.setLevel(before)
+        root.setLevel(old_level)
 
 
 class _LogFileHandler(logging.Handler):

@@ -46,10 +46,10 @@ class ObjectStore:
 
     def get(self, ref: Ref) -> Object:
         """Read one object. Raises NotFound."""
-        found = self._objects.get(ref)
-        if found is None:
+        stored = self._objects.get(ref)
+        if stored is None:
             raise NotFound(f"there is no {ref.kind} {ref}")
-        return found
+        return stored
 
     def find(self, ref: Ref) -> Object | None:
         return self._objects.get(ref)
@@ -68,50 +68,54 @@ class ObjectStore:
 
         Raises Conflict when the manifest names a uid or a version that is not the stored one, or the object is going.
         """
-        before = self.find(ref_of(manifest))
-        if before is None:
+        previous = self.find(ref_of(manifest))
+        if previous is None:
             return "created", self._created(manifest)
-        _check_precondition(before, manifest["metadata"])
-        own = {name: manifest["metadata"].get(name) or None for name in OWN_METADATA}
+        _check_precondition(previous, manifest["metadata"])
+        system_fields = {name: manifest["metadata"].get(name) or None for name in OWN_METADATA}
         if "finalizers" not in manifest["metadata"]:
-            own["finalizers"] = before["metadata"].get("finalizers")
-        same_spec = before["spec"] == manifest["spec"]
-        if same_spec and all((before["metadata"].get(name) or None) == value for name, value in own.items()):
-            return "unchanged", before
-        generation = before["metadata"]["generation"] + (0 if same_spec else 1)
-        kept = {name: value for name, value in before["metadata"].items() if name not in OWN_METADATA}
-        metadata = kept | {name: value for name, value in own.items() if value} | {"generation": generation}
-        return "configured", self._put("MODIFIED", {**before, "metadata": metadata, "spec": manifest["spec"]})
+            system_fields["finalizers"] = previous["metadata"].get("finalizers")
+        same_spec = previous["spec"] == manifest["spec"]
+        if same_spec and all(
+            (previous["metadata"].get(name) or None) == value for name, value in system_fields.items()
+        ):
+            return "unchanged", previous
+        generation = previous["metadata"]["generation"] + (0 if same_spec else 1)
+        user_fields = {name: value for name, value in previous["metadata"].items() if name not in OWN_METADATA}
+        metadata = (
+            user_fields | {name: value for name, value in system_fields.items() if value} | {"generation": generation}
+        )
+        return "configured", self._put("MODIFIED", {**previous, "metadata": metadata, "spec": manifest["spec"]})
 
     def set_status(self, ref: Ref, uid: str, resource_version: str, status: Object) -> Object:
         """Replace the status of exactly that version. Raises StaleWrite when there is a newer one, or none."""
-        before = self._fenced(ref, uid, resource_version)
-        return self._put("MODIFIED", {**before, "metadata": dict(before["metadata"]), "status": status})
+        previous = self._fenced(ref, uid, resource_version)
+        return self._put("MODIFIED", {**previous, "metadata": dict(previous["metadata"]), "status": status})
 
     def delete(self, ref: Ref) -> Object:
         """Remove an object, or, while it has finalizers, mark it. Raises NotFound."""
-        before = self.get(ref)
-        metadata = dict(before["metadata"])
+        previous = self.get(ref)
+        metadata = dict(previous["metadata"])
         if not metadata.get("finalizers"):
-            return self._put("DELETED", {**before, "metadata": metadata})
+            return self._put("DELETED", {**previous, "metadata": metadata})
         if "deletionTimestamp" in metadata:
-            return before
+            return previous
         metadata |= {"deletionTimestamp": self._now(), "generation": metadata["generation"] + 1}
-        return self._put("MODIFIED", {**before, "metadata": metadata})
+        return self._put("MODIFIED", {**previous, "metadata": metadata})
 
     def remove_finalizer(self, ref: Ref, uid: str, resource_version: str, finalizer: str) -> Object:
         """Take a finalizer off; the last one off a marked object removes it. Raises StaleWrite."""
-        before = self._fenced(ref, uid, resource_version)
-        metadata = dict(before["metadata"])
+        previous = self._fenced(ref, uid, resource_version)
+        metadata = dict(previous["metadata"])
         metadata["finalizers"] = [name for name in metadata.get("finalizers", ()) if name != finalizer]
-        gone = not metadata["finalizers"] and "deletionTimestamp" in metadata
-        return self._put("DELETED" if gone else "MODIFIED", {**before, "metadata": metadata})
+        is_deleted = not metadata["finalizers"] and "deletionTimestamp" in metadata
+        return self._put("DELETED" if is_deleted else "MODIFIED", {**previous, "metadata": metadata})
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Call the listener for every change, in the turn in which it is made. It must not raise."""
         self._listeners.append(listener)
 
-    async def watch(self, since: int) -> AsyncIterator[Event]:
+    async def watch(self, version: int) -> AsyncIterator[Event]:
         """Yield every change after version `since`, without end. Raises Expired when the history does not reach
         back."""
         wake = asyncio.Event()
@@ -119,22 +123,22 @@ class ObjectStore:
         try:
             while True:
                 wake.clear()
-                for event in self._after(since):
-                    since = event.version
+                for event in self._events_after(version):
+                    version = event.version
                     yield event
-                if since == self.version:
+                if version == self.version:
                     await wake.wait()
         finally:
             self._watchers.discard(wake)
 
-    def require_remembered(self, since: int) -> None:
+    def require_remembered(self, version: int) -> None:
         """Check that a watch from that version can be complete. Raises Expired."""
-        if not 0 <= self.version - since <= len(self._history):
-            raise Expired(f"version {since} is not remembered any more (now {self.version}): list again")
+        if not 0 <= self.version - version <= len(self._history):
+            raise Expired(f"version {version} is not remembered any more (now {self.version}): list again")
 
-    def _after(self, since: int) -> list[Event]:
-        self.require_remembered(since)
-        missed = self.version - since
+    def _events_after(self, version: int) -> list[Event]:
+        self.require_remembered(version)
+        missed = self.version - version
         return [self._history[i] for i in range(len(self._history) - missed, len(self._history))]
 
     def _created(self, manifest: Object) -> Object:
@@ -175,22 +179,24 @@ class ObjectStore:
         return obj
 
     def _fenced(self, ref: Ref, uid: str, resource_version: str) -> Object:
-        before = self.find(ref)
-        if before is None or before["metadata"]["uid"] != uid:
+        previous = self.find(ref)
+        if previous is None or previous["metadata"]["uid"] != uid:
             raise StaleWrite(f"{ref.kind} {ref} is gone")
-        if before["metadata"]["resourceVersion"] != resource_version:
+        if previous["metadata"]["resourceVersion"] != resource_version:
             raise StaleWrite(f"{ref.kind} {ref} has changed since version {resource_version}")
-        return before
+        return previous
 
     def _now(self) -> str:
         # Microseconds: of two objects that want one name the older wins, also within a second.
         return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _check_precondition(before: Object, given: Mapping[str, Any]) -> None:
-    known, name = before["metadata"], f"{before['kind']} {ref_of(before)}"
+def _check_precondition(previous: Object, preconditions: Mapping[str, Any]) -> None:
+    metadata, name = previous["metadata"], f"{previous['kind']} {ref_of(previous)}"
     for field in ("uid", "resourceVersion"):
-        if field in given and given[field] != known[field]:
-            raise Conflict(f"{name} has {field} {known[field]}, the manifest says {given[field]}: read it again")
-    if "deletionTimestamp" in known:
+        if field in preconditions and preconditions[field] != metadata[field]:
+            raise Conflict(
+                f"{name} has {field} {metadata[field]}, the manifest says {preconditions[field]}: read it again"
+            )
+    if "deletionTimestamp" in metadata:
         raise Conflict(f"{name} is being deleted: apply again when it is gone")

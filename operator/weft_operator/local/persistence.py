@@ -56,7 +56,7 @@ class Durable:
         self._written = store.version
         self._lines = {ref_of(obj): encode(obj) for obj in store.objects()}  # of the file, by object
         self._unwritten = dict[Ref, Object]()  # changed since its line was encoded
-        self._changed, self._wanted = asyncio.Event(), asyncio.Event()
+        self._changed, self._requested = asyncio.Event(), asyncio.Event()
         self._writing = threading.Lock()  # a file has one writer: `flush` may come while `run` writes in its thread
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         store.listen(self._on_event)
@@ -66,7 +66,7 @@ class Durable:
         if self._written < self._store.version:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((self._store.version, done))
-            self._wanted.set()
+            self._requested.set()
             await done
 
     async def run(self) -> None:
@@ -74,9 +74,9 @@ class Durable:
         while True:
             await self._changed.wait()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), GATHER_S)
+                await asyncio.wait_for(self._requested.wait(), GATHER_S)
             self._changed.clear()
-            self._wanted.clear()
+            self._requested.clear()
             version, lines = self._snapshot()
             try:
                 await asyncio.to_thread(self._write, version, lines)
@@ -96,7 +96,7 @@ class Durable:
         """Write the file, in any thread. An older snapshot never replaces a newer one."""
         with self._writing:
             if version > self._written:
-                write_atomically(self._path, whole(lines, version))
+                write_atomically(self._path, snapshot(lines, version))
                 self._written = version
 
     def _snapshot(self) -> tuple[int, list[bytes]]:
@@ -106,8 +106,8 @@ class Durable:
         return self._store.version, list(self._lines.values())
 
     def _settle(self, version: int, error: OSError | None) -> None:
-        ready = [done for wanted, done in self._waiting if wanted <= version]
-        self._waiting = [(wanted, done) for wanted, done in self._waiting if wanted > version]
+        ready = [done for awaited, done in self._waiting if awaited <= version]
+        self._waiting = [(awaited, done) for awaited, done in self._waiting if awaited > version]
         for done in ready:
             if done.done():  # its caller has gone away
                 continue
@@ -131,7 +131,7 @@ def encode(obj: Object) -> bytes:
     return json.dumps(obj).encode()
 
 
-def whole(lines: list[bytes], version: int) -> bytes:
+def snapshot(lines: list[bytes], version: int) -> bytes:
     """Join the whole file, an object a line."""
     head = json.dumps({"format": FORMAT, "version": version + AHEAD})[:-1].encode()
     return b"".join((head, b', "objects": [\n', b",\n".join(lines), b"\n]}\n"))
@@ -140,20 +140,20 @@ def whole(lines: list[bytes], version: int) -> bytes:
 FILE = "file-root"
 
 
-def settle_file_root(data_dir: Path, given: Path | None) -> Path | None:
+def settle_file_root(data_dir: Path, file_root: Path | None) -> Path | None:
     """Choose the folder that was named now, and keep it for the next start; else the one that was kept. Raises
     FileRootGone."""
-    kept = data_dir / FILE
-    if given is not None:
-        write_atomically(kept, os.fsencode(given.absolute()))
-        return given
+    path = data_dir / FILE
+    if file_root is not None:
+        write_atomically(path, os.fsencode(file_root.absolute()))
+        return file_root
     try:
-        root = Path(os.fsdecode(kept.read_bytes()))
+        root = Path(os.fsdecode(path.read_bytes()))
     except FileNotFoundError:
         return None
     if not root.is_dir():
         raise FileRootGone(
-            f"{root}, below which `file:` URIs were ({kept} says so), is not a folder any more: "
+            f"{root}, below which `file:` URIs were ({path} says so), is not a folder any more: "
             "name where it is now with --file-root"
         )
     return root

@@ -134,9 +134,9 @@ class Process:
     async def _until_end(self, child: asyncio.subprocess.Process) -> None:
         """Wait until it ends by itself, or until it was asked to end and has done so, or its time for that is over."""
         end = asyncio.create_task(child.wait())
-        asked = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._replace.wait())]
+        waits = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._replace.wait())]
         try:
-            await asyncio.wait([end, *asked], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([end, *waits], return_when=asyncio.FIRST_COMPLETED)
             if not end.done():
                 self._set(phase="Stopping")
                 with suppress(ProcessLookupError):
@@ -145,7 +145,7 @@ class Process:
                 if not end.done():
                     log.warning("killed: it did not end in time", extra=kv(name=self._program.name, pid=child.pid))
         finally:
-            for task in (end, *asked):
+            for task in (end, *waits):
                 task.cancel()
 
     async def _pump(self, child: asyncio.subprocess.Process) -> None:
@@ -184,11 +184,11 @@ class Process:
             wait.cancel()
 
     def _set(self, **changes: object) -> None:
-        after = replace(self.state, **changes)
-        self._was_ready = self._was_ready or after.phase == "Ready"
-        if after != self.state:
-            self.state = after
-            self._on_change(after)
+        state = replace(self.state, **changes)
+        self._was_ready = self._was_ready or state.phase == "Ready"
+        if state != self.state:
+            self.state = state
+            self._on_change(state)
 
 
 def described(process: Process) -> dict[str, Any]:

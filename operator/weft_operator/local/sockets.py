@@ -38,17 +38,17 @@ class PortSource:
         """Reserve `count` different ports. Raises PortInUse when there are not enough."""
         top = _ephemeral_from()
         low = LOWEST if top > LOWEST + 1000 else 1024
-        found: list[int] = []
+        ports: list[int] = []
         for port in self._random.sample(range(low, top), min(top - low, 200 + 20 * count)):
-            if len(found) == count:
+            if len(ports) == count:
                 break
             if _is_free(LOOPBACK, port) and self._reserve(port):
-                found.append(port)
-        if len(found) < count:
+                ports.append(port)
+        if len(ports) < count:
             raise PortInUse(
-                f"found only {len(found)} free ports on {LOOPBACK} between {low} and {top}, {count} are needed"
+                f"found only {len(ports)} free ports on {LOOPBACK} between {low} and {top}, {count} are needed"
             )
-        return found
+        return ports
 
     def _reserve(self, port: int) -> bool:
         if sys.platform != "linux":
@@ -97,12 +97,12 @@ def listen(path: Path) -> socket.socket:
     """Listen on a socket that its owner alone may read; what was left there is replaced."""
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    old_mask = os.umask(0o177)
     try:
         with socket_name(path) as name:
             sock.bind(name)
     finally:
-        os.umask(before)
+        os.umask(old_mask)
     sock.listen(128)
     sock.setblocking(False)
     return sock

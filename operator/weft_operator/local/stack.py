@@ -163,7 +163,7 @@ class Stack:
         await self._ready("depot")
         controller = self._controller
         controller.load(self.store.objects())
-        self.store.listen(lambda event: controller.on_object(event.object, gone=event.type == "DELETED"))
+        self.store.listen(lambda event: controller.on_object(event.object, deleted=event.type == "DELETED"))
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(controller.run(), name="controller")
@@ -207,8 +207,8 @@ class Stack:
     def _require_alive(self, name: str) -> None:
         state = self._processes[name].state
         if state.phase == "Backoff" and (state.exit_code == EXIT_CANNOT_START or state.crash_loop):
-            where = self.logs[name].path
-            raise ComponentFailed(f"{name} does not start: {state.detail} (its log: {where})")
+            path = self.logs[name].path
+            raise ComponentFailed(f"{name} does not start: {state.detail} (its log: {path})")
 
     async def _ended(self, names: Iterable[str]) -> None:
         await asyncio.gather(*(self._tasks[name] for name in names), return_exceptions=True)

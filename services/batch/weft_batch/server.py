@@ -113,7 +113,7 @@ class BatchServer:
         self.files = TenantFiles(engine, term, storage, limits, self._spawn)
         self._lines = InputLines(storage)
         self._open: dict[str, _OpenBatch] = {}
-        self._given: defaultdict[tuple[Peer, str], list[int]] = defaultdict(list)  # by the current event
+        self._sent: defaultdict[tuple[Peer, str], list[int]] = defaultdict(list)  # by the current event
         self._streams: dict[Peer, _Stream] = {}
         self._connections: set[_Stream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,7 +142,7 @@ class BatchServer:
     def _handle(self, event: machine.Event, now: float) -> Iterator[machine.Effect]:
         """Yield the effects of an event. Afterwards send lines of the same batch and gateway together."""
         yield from self.core.handle(event, now)
-        lines_by_gateway, self._given = self._given, defaultdict(list)
+        lines_by_gateway, self._sent = self._sent, defaultdict(list)
         for (peer, batch_id), lines in lines_by_gateway.items():
             if (batch := self._open.get(batch_id)) and (stream := self._streams.get(peer)):
                 self._spawn(self._send_lines(stream, batch, lines))
@@ -150,7 +150,7 @@ class BatchServer:
     def _perform(self, effect: machine.Effect) -> None:
         match effect:
             case machine.Give():
-                self._given[effect.peer, effect.batch_id].append(effect.line)
+                self._sent[effect.peer, effect.batch_id].append(effect.line)
             case Send():
                 if stream := self._streams.get(effect.peer):
                     stream.outbox.put(effect.message)
@@ -249,7 +249,7 @@ class BatchServer:
 
         async def read_input() -> None:
             if batch.input is None and not await self._read_input(batch):
-                self._gone(batch, BatchStatus.FAILED)
+                self._on_deleted(batch, BatchStatus.FAILED)
                 return
             finished = await batches.finished_lines(self.engine, batch_id)
             self.handle(machine.Validated(batch_id, batch.job.total, finished))
@@ -305,9 +305,9 @@ class BatchServer:
 
         await self._until_done("files of a batch not written: trying again", batch, write_files)
         log.info("batch ended", extra=kv(batch_id=batch_id, status=ending.value))
-        self._gone(batch, ending)
+        self._on_deleted(batch, ending)
 
-    def _gone(self, batch: _OpenBatch, status: BatchStatus) -> None:
+    def _on_deleted(self, batch: _OpenBatch, status: BatchStatus) -> None:
         del self._open[batch.job.batch_id]
         metrics.ENDED.labels(metrics.label(batch.namespace), status.value).inc()
         batch.end_span(status)

@@ -43,7 +43,7 @@ from weft.domain.model.spec import ModelSpec
 from weft.domain.model.tensors import some_of
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
-from weft_depot.sources.source import FileFilter, Files
+from weft_depot.files import FileFilter, Files
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = FILES
 MODEL_CONFIG, MODEL_INDEX = "config.json", "model.safetensors.index.json"

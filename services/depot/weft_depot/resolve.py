@@ -38,8 +38,9 @@ from weft_depot.artifact_layout import (
 from weft_depot.config_maps import ConfigMaps, NoConfigMaps
 from weft_depot.core.fair_queue import QueueKey
 from weft_depot.credentials import NoSecrets, Secret, Secrets
+from weft_depot.files import Files
 from weft_depot.resolution_cache import CachedResolution, ResolutionCache
-from weft_depot.sources.source import ArtifactSource, Files, Snapshot, check_uri, source_of
+from weft_depot.sources.source import ArtifactSource, Snapshot, check_uri, source_of
 from weft_depot.staging import BlobFiles, FileSubset, StagedFiles
 from weft_depot.watches import Watches
 
@@ -126,7 +127,7 @@ class Resolver:
         text = inline_text if inline_text is not None else self.config_maps.read(request.namespace, request.path)
         raw = text.encode("utf-8", "surrogatepass")
         manifest = build_manifest("template", [FileEntry(TEMPLATE_FILE, hashlib.sha256(raw).hexdigest(), len(raw))])
-        if self._held(manifest.digest, lease) is None:
+        if self._stored(manifest.digest, lease) is None:
             with disk_errors(), StagedFiles(self.store) as staged:
                 staged.writer(TEMPLATE_FILE).write(raw)
                 staged.publish(manifest, lease)
@@ -154,7 +155,7 @@ class Resolver:
         if not self.resolutions.is_recent(ctx.request.key, self.now()):
             return None
         entry = self.resolutions.find(ctx.request.kind, ctx.request.source)
-        manifest = self._held(entry.digest, ctx.lease) if entry else None
+        manifest = self._stored(entry.digest, ctx.lease) if entry else None
         if manifest:
             self._validate_held(ctx, manifest)
         return manifest
@@ -168,7 +169,7 @@ class Resolver:
         entry = self.resolutions.find(ctx.request.kind, ctx.request.source)
         if entry is None or snapshot.signature is None or entry.signature != snapshot.signature:
             return None
-        manifest = self._held(entry.digest, ctx.lease)
+        manifest = self._stored(entry.digest, ctx.lease)
         if manifest is None:
             return None
         if entry.reader != ctx.reader:
@@ -183,7 +184,7 @@ class Resolver:
         ctx.validated(ctx.validate(BlobFiles(self.store, manifest)))
         ctx.check_digest(manifest)
 
-    def _held(self, digest: Digest, lease: Lease) -> Manifest | None:
+    def _stored(self, digest: Digest, lease: Lease) -> Manifest | None:
         lease.name(digest)
         with contextlib.suppress(UnknownDigest, Damaged):
             manifest = self.store.manifest(digest)
@@ -234,7 +235,7 @@ class Resolver:
         return BaseModel(shape, names, lambda text: self.token_ids(manifest).get(text))
 
     def _held_base(self, ref: BaseRef, lease: Lease) -> Manifest:
-        manifest = self._held(Digest(ref.digest), lease)
+        manifest = self._stored(Digest(ref.digest), lease)
         if manifest is None or manifest.kind != "model":
             raise Refused(Reason.SOURCE_NOT_FOUND, f"the base {ref.digest} is not in this depot; resolve it first")
         return manifest

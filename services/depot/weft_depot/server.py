@@ -153,7 +153,7 @@ def build_app(
             _BadRequest: _bad_request,
             ArtifactError: _artifact_error,
             OSError: _disk_error,
-            ClientDisconnect: _gone,
+            ClientDisconnect: _on_absent,
         },
         lifespan=lambda _: _housekeeping(depot, probes, on_failure),
     )
@@ -269,7 +269,7 @@ def refuse_host(_: Scope, host: str) -> Response:
     return JSONResponse({"reason": "HostNotAllowed", "message": refusal(host)}, 403)
 
 
-async def _gone(_: Request, __: Exception) -> Response:
+async def _on_absent(_: Request, __: Exception) -> Response:
     """Answer a client that left within its body. It is not an error of the depot, and nobody reads the answer."""
     return Response(status_code=400)
 

@@ -7,7 +7,7 @@ from typing import BinaryIO
 from weft.artifacts.blobs import BlobStore, BlobWriter, Lease
 from weft.artifacts.digest import FileEntry, Kind, Manifest, build_manifest, from_hex, hex_of
 from weft.artifacts.errors import Reason, Refused
-from weft_depot.sources.source import Files
+from weft_depot.files import Files
 
 CHUNK_BYTES = 1 << 20
 

@@ -118,28 +118,28 @@ _ADVICE = {
 }
 
 
-def tolerated(value: Mapping[str, Any], served: Collection[str]) -> dict[str, Any]:
-    """Return the parameters with an effect, or to be refused; `served`: the served parameters."""
-    return {name: item for name, item in value.items() if item is not None and not _ineffective(name, item, served)}
+def tolerated(value: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the parameters with an effect, or to be refused; `names`: the served parameters."""
+    return {name: item for name, item in value.items() if item is not None and not _ineffective(name, item, names)}
 
 
-def _ineffective(name: str, item: Any, served: Collection[str]) -> bool:
-    if name in served:
+def _ineffective(name: str, item: Any, names: Collection[str]) -> bool:
+    if name in names:
         return False
     return item in NEUTRAL.get(name, ()) or (name in OFF and not item)
 
 
-def unknown_of(value: Mapping[str, Any], served: Collection[str]) -> str | None:
+def unknown_of(value: Mapping[str, Any], names: Collection[str]) -> str | None:
     """Return the first unknown name of an object inside a request, shortened; null counts as absent."""
-    return next((name[:64] for name, item in value.items() if item is not None and name not in served), None)
+    return next((name[:64] for name, item in value.items() if item is not None and name not in names), None)
 
 
-def check_names(place: str, value: Mapping[str, Any], served: Collection[str]) -> None:
+def check_names(subject: str, value: Mapping[str, Any], names: Collection[str]) -> None:
     """Check that all names of an object inside a request are known. Raises ParameterError."""
-    if unknown := unknown_of(value, served):
-        remedy = f"; {', '.join(served)} {'is' if len(served) == 1 else 'are'}." if served else ": leave it out."
-        text = f"{place}.{unknown} is not supported{remedy}"
-        raise ParameterError(text, param=f"{place}.{unknown}", code="unsupported_parameter")
+    if unknown := unknown_of(value, names):
+        rule = f"; {', '.join(names)} {'is' if len(names) == 1 else 'are'}." if names else ": leave it out."
+        text = f"{subject}.{unknown} is not supported{rule}"
+        raise ParameterError(text, param=f"{subject}.{unknown}", code="unsupported_parameter")
 
 
 def advice(parameter: str) -> str:

@@ -16,16 +16,16 @@ def gpu_bytes() -> list[int]:
     """Ask the driver for the memory of each GPU; none: there is no driver, or it shows none ($CUDA_VISIBLE_DEVICES)."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        count, device, n_bytes, found = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_size_t(0), list[int]()
+        count, device, n_bytes, versions = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_size_t(0), list[int]()
         if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
             return []
         for at in range(count.value):
-            known = not driver.cuDeviceGet(ctypes.byref(device), at)
-            known = known and not driver.cuDeviceTotalMem_v2(ctypes.byref(n_bytes), device)
-            found.append(n_bytes.value if known else 0)
+            is_present = not driver.cuDeviceGet(ctypes.byref(device), at)
+            is_present = is_present and not driver.cuDeviceTotalMem_v2(ctypes.byref(n_bytes), device)
+            versions.append(n_bytes.value if is_present else 0)
     except (OSError, AttributeError):
         return []
-    return found
+    return versions
 
 
 def finds_gpu() -> bool:

@@ -70,13 +70,13 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
         files = fetch_base(source, BASE_WAIT_S, stopping.is_set)
         machine = machine_here(settings, files)
         ending.enter_context(local_ranks(settings, files, _end_as_lost))
-        serve_own = partial(serve, own=LocalHostConfig(settings, files))
+        serve_own = partial(serve, config=LocalHostConfig(settings, files))
         return join_runner(settings, tls, settings.ranks_here[0], serve_own, stopping, machine)
 
 
-def _end_as_lost(why: str) -> NoReturn:
+def _end_as_lost(reason: str) -> NoReturn:
     """A rank that this one has started has ended: neither comes to rank 0, or both are lost to it."""
-    log.error("this rank ends: %s", why)
+    log.error("this rank ends: %s", reason)
     _end(1)
 
 

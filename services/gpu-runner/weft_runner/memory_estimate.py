@@ -24,20 +24,20 @@ NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2^63 where there is none, v
 class MemoryLimit:
     """What is left. `limit` names the owner of the memory, for the error that says it does not suffice.
 
-    `of_bytes`: all of it. `own`: this process is in a container with a limit, and does not share that with others.
+    `of_bytes`: all of it. `is_group`: this process is in a container with a limit, and does not share that with others.
     """
 
     n_bytes: int
     limit: str
     of_bytes: int = 0
-    own: bool = False
+    is_group: bool = False
 
 
 def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLimit:
     """The least that the machine and any control group above this process have left. Page cache counts as free."""
     memory, groups = psutil.virtual_memory(), _groups(proc, cgroup)
-    machine = MemoryLimit(memory.available, "this machine", memory.total, own=bool(groups))
-    return min((machine, *groups), key=lambda one: one.n_bytes)
+    machine = MemoryLimit(memory.available, "this machine", memory.total, is_group=bool(groups))
+    return min((machine, *groups), key=lambda limit: limit.n_bytes)
 
 
 def _groups(proc: Path, cgroup: Path) -> list[MemoryLimit]:
@@ -46,25 +46,25 @@ def _groups(proc: Path, cgroup: Path) -> list[MemoryLimit]:
         lines = proc.read_text().splitlines()
     except OSError:
         return []  # not Linux, or no /proc: the machine is all there is to ask
-    found: list[MemoryLimit] = []
+    limits: list[MemoryLimit] = []
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if controllers in ("", "memory"):
             root = cgroup / controllers if controllers else cgroup
             inside = root / path.lstrip("/")
-            found += [
+            limits += [
                 left for group in (inside, *inside.parents) if group.is_relative_to(root) if (left := _left(group))
             ]
-    return found
+    return limits
 
 
 def _left(group: Path) -> MemoryLimit | None:
     """v2's names, then v1's; None where the group has no limit or is not visible from here."""
-    for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        limit, usage = _number(group / most), _number(group / used)
+    for limit_file, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        limit, usage = _number(group / limit_file), _number(group / used)
         if limit is not None and usage is not None and limit < NO_LIMIT:
             left = max(0, limit - usage + _cache(group / "memory.stat"))
             name = f"this container (limit {limit / (1 << 30):.2f} GiB)"
-            return MemoryLimit(min(left, limit), name, limit, own=True)
+            return MemoryLimit(min(left, limit), name, limit, is_group=True)
     return None
 
 
@@ -127,10 +127,10 @@ def estimate_memory(
     several have is there as often. `stages`: processes that it is cut into; the first has the embedding and the last
     one the head, tied or not.
     """
-    more = ranks - 1 + (stages > 1 and spec.tied_embeddings)
+    copies = ranks - 1 + (stages > 1 and spec.tied_embeddings)
     return MemoryEstimate(
         layers=spec.layers * _layer_bytes(spec, kind),
-        embedding=_embedding_bytes(spec, kind) + more * packed_bytes(spec.vocab_size, spec.hidden_size, kind),
+        embedding=_embedding_bytes(spec, kind) + copies * packed_bytes(spec.vocab_size, spec.hidden_size, kind),
         kv_pages=kv_pages * page_bytes(spec, kind, page_tokens, int4_kv=int4_kv) * max(1, ranks // spec.kv_heads),
         workspace=workspace_bytes,
     )

@@ -105,10 +105,10 @@ def _offload(text: str) -> OffloadMemory:
     budgets, path = dict[str, int](), None
     for part in re.split(",(?=[a-z]+=)", text):
         name, _, value = part.partition("=")
-        low, most = _BUDGETS.get(name, (0, -1))
+        low, maximum = _BUDGETS.get(name, (0, -1))
         if name == "path" and value:
             path = Path(value)
-        elif value.isdecimal() and low <= int(value) <= most:
+        elif value.isdecimal() and low <= int(value) <= maximum:
             budgets[f"{name}_bytes"] = int(value)
         else:
             raise argparse.ArgumentTypeError(f"{part[:100]!r} is not device=, host= or disk= with bytes, or path=DIR")
@@ -251,7 +251,7 @@ class RunnerSettings:
         return self.offload.device_bytes > 0 and self.by_hand is None
 
 
-FLAGS = tuple(one for one in fields(RunnerSettings) if one.metadata)
+FLAGS = tuple(setting for setting in fields(RunnerSettings) if setting.metadata)
 
 
 def parse_settings(argv: list[str] | None = None, **overrides: Any) -> RunnerSettings:
@@ -263,8 +263,8 @@ def parse_settings(argv: list[str] | None = None, **overrides: Any) -> RunnerSet
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for one in FLAGS:
-        _add(parser, one)
+    for setting in FLAGS:
+        _add(parser, setting)
     values = parser.parse_args(argv)
     if faults := list(_faults(values)):
         parser.error("; ".join(faults))
@@ -274,28 +274,28 @@ def parse_settings(argv: list[str] | None = None, **overrides: Any) -> RunnerSet
     return replace(RunnerSettings(**vars(values)), **overrides)
 
 
-def _add(parser: argparse.ArgumentParser, one: Field[Any]) -> None:
+def _add(parser: argparse.ArgumentParser, setting: Field[Any]) -> None:
     """Give argparse a row of the table."""
-    options = {name: value for name, value in one.metadata.items() if name not in ("ge", "le", "check", "env")}
-    if one.type in (int, float):
-        options["type"] = one.type
-    elif one.type in (Path, Path | None):
+    options = {name: value for name, value in setting.metadata.items() if name not in ("ge", "le", "check", "env")}
+    if setting.type in (int, float):
+        options["type"] = setting.type
+    elif setting.type in (Path, Path | None):
         options["type"] = Path
-    if one.default is MISSING:
+    if setting.default is MISSING:
         options["required"] = True
     else:
-        options["default"] = os.environ.get(one.metadata.get("env", ""), one.default)
-    parser.add_argument(_name(one), **options)
+        options["default"] = os.environ.get(setting.metadata.get("env", ""), setting.default)
+    parser.add_argument(_name(setting), **options)
 
 
-def _name(one: Field[Any]) -> str:
-    return f"--{one.name.replace('_', '-')}"
+def _name(setting: Field[Any]) -> str:
+    return f"--{setting.name.replace('_', '-')}"
 
 
 def _faults(values: argparse.Namespace) -> Iterator[str]:
     """Find everything that is wrong with the values: row by row, then together."""
-    for one in FLAGS:
-        yield from _wrong(one, getattr(values, one.name))
+    for setting in FLAGS:
+        yield from _wrong(setting, getattr(values, setting.name))
     if values.threads > (quota := cpu_quota()):
         yield (
             f"--threads {values.threads} is above the {quota} CPUs that this process may use (affinity, cgroups): "
@@ -311,18 +311,18 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield f"--depot {values.depot!r}: with --tls-dir the depot is spoken to over https://"
 
 
-def _wrong(one: Field[Any], value: Any) -> Iterator[str]:
+def _wrong(setting: Field[Any], value: Any) -> Iterator[str]:
     """Find a row's own fault."""
-    if (check := one.metadata.get("check")) and value:
+    if (check := setting.metadata.get("check")) and value:
         check_value: Callable[[Any], object] = check
         try:
             check_value(value)
         except ValueError as error:
-            yield f"{_name(one)} {error}"
-    if "ge" in one.metadata and not one.metadata["ge"] <= value <= one.metadata["le"]:
-        yield f"{_name(one)} {value:g} is outside {one.metadata['ge']:g}..{one.metadata['le']:g}"
-    if (env := one.metadata.get("env")) and value not in one.metadata["choices"]:
-        yield f"${env} {value[:100]!r} is none of {', '.join(one.metadata['choices'])}"
+            yield f"{_name(setting)} {error}"
+    if "ge" in setting.metadata and not setting.metadata["ge"] <= value <= setting.metadata["le"]:
+        yield f"{_name(setting)} {value:g} is outside {setting.metadata['ge']:g}..{setting.metadata['le']:g}"
+    if (env := setting.metadata.get("env")) and value not in setting.metadata["choices"]:
+        yield f"${env} {value[:100]!r} is none of {', '.join(setting.metadata['choices'])}"
 
 
 def _rank_faults(values: argparse.Namespace) -> Iterator[str]:

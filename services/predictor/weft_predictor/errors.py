@@ -18,8 +18,8 @@ class CorruptModel(PredictorError):
 class OtherLayout(CorruptModel):
     """An undamaged saved model with the layout of another version."""
 
-    def __init__(self, layout: int, expected: int) -> None:
-        super().__init__(f"layout {layout}, this version reads {expected}")
+    def __init__(self, layout: int, known_layout: int) -> None:
+        super().__init__(f"layout {layout}, this version reads {known_layout}")
         self.layout = layout
 
 

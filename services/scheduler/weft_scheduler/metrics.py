@@ -133,7 +133,7 @@ class SchedulerMetrics:
         self._gateways.set(len(state.gateways))
         self._supervisors.set(len(state.supervisors))
         for name, pool in state.pools.items():
-            wanted, victims = pool.scaling.autoscaler.wanted_runners, len(pool.scaling.autoscaler.victims)
+            wanted_runners, victims = pool.scaling.autoscaler.wanted_runners, len(pool.scaling.autoscaler.victims)
             counters = pool.waiting.queue.counters
             values = (
                 len(pool.waiting.queue),
@@ -142,7 +142,7 @@ class SchedulerMetrics:
                 pool.waiting.batch.running,
             )
             needed = demand(state, pool)
-            values += (pool.fleet.ready.count, wanted, sum(needed), victims)
+            values += (pool.fleet.ready.count, wanted_runners, sum(needed), victims)
             values += (len(counters), counters.spread)
             for gauge, value in zip(self._of_pools, values, strict=True):
                 gauge.labels(name).set(value)

@@ -86,7 +86,7 @@ class Server(rpc.SchedulerServicer):
 
     def not_ready(self) -> str | None:
         """Return why the server is not ready; None once a registry snapshot and a supervisor are there."""
-        if not self.core.state.registry.known:
+        if not self.core.state.registry.is_known:
             return "no registry snapshot yet"
         return None if self.core.state.supervisors else "no supervisor connected"
 
@@ -194,9 +194,9 @@ def _log(effect: Effect) -> None:
             else:
                 log.debug("request queued", extra=about)
         case effects.Resumed():
-            before, now = effect.from_class, effect.to_class
-            about = kv(request_id=effect.request_id, runner=effect.runner.uuid, from_class=before, to_class=now)
-            log.log(logging.DEBUG if before == now else logging.INFO, "request resumed at a runner", extra=about)
+            old_class, now = effect.from_class, effect.to_class
+            about = kv(request_id=effect.request_id, runner=effect.runner.uuid, from_class=old_class, to_class=now)
+            log.log(logging.DEBUG if old_class == now else logging.INFO, "request resumed at a runner", extra=about)
         case effects.Consolidated():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, requests=len(effect.request_ids))
             log.info("lightly loaded runner emptied", extra=about)

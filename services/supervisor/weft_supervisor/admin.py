@@ -90,10 +90,10 @@ class AdminServer(AdminServicer):
             new = _declaration(request)
         except (PeerError, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        outcome = await self._change(context, declared_keys.declare(self._engine, new, now_unix_ms=_now()))
-        if isinstance(outcome, declared_keys.Refusal):
-            return pb.DeclareKeyResponse(outcome=outcome.name)
-        return pb.DeclareKeyResponse(outcome=pb.DeclareKeyResponse.DECLARED, key_id=outcome.key_id)
+        changed = await self._change(context, declared_keys.declare(self._engine, new, now_unix_ms=_now()))
+        if isinstance(changed, declared_keys.Refusal):
+            return pb.DeclareKeyResponse(outcome=changed.name)
+        return pb.DeclareKeyResponse(outcome=pb.DeclareKeyResponse.DECLARED, key_id=changed.key_id)
 
     async def WithdrawKey(self, request: pb.WithdrawKeyRequest, context: "Context") -> pb.WithdrawKeyResponse:
         if not request.owner:
@@ -133,10 +133,10 @@ class AdminServer(AdminServicer):
         """Answer with at most MAX_USAGE_ROWS rows, the oldest days first."""
         first_day = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
         max_rows = MAX_USAGE_ROWS + 1
-        query = usage.since(
+        found = usage.since(
             self._engine, first_day, namespace=request.namespace, by_key=request.by_key, max_rows=max_rows
         )
-        rows = await _read(context, query)
+        rows = await _read(context, found)
         response = pb.GetUsageResponse(more=len(rows) > MAX_USAGE_ROWS)
         for row in rows[:MAX_USAGE_ROWS]:
             response.rows.add(
@@ -179,9 +179,7 @@ class AdminServer(AdminServicer):
             for rule in await self._rules():
                 rules[rule.subject].append(rule)
             of_namespaces = [
-                KeyRoute(name, "", "", limits=tuple(namespace_rules))
-                for name, namespace_rules in rules.items()
-                if _is_entry(name)
+                KeyRoute(name, "", "", limits=tuple(limits)) for name, limits in rules.items() if _is_entry(name)
             ]
             routes = (*(_route(key, rules) for key in in_force), *of_namespaces)
             self._supervisor.set_keys(routes, version=1 + mark[0].keys)
@@ -207,8 +205,8 @@ class AdminServer(AdminServicer):
             f"namespace/{name}": tokens for name, tokens in (await usage.tokens(self._engine, today, by_model)).items()
         }
         if of_keys := {_name_of(rule) for rule in daily if _is_of_key(rule)}:
-            by_key = await usage.tokens_of_keys(self._engine, today, of_keys)
-            used |= {f"key/{key_id}": tokens for key_id, tokens in by_key.items()}
+            key_tokens = await usage.tokens_of_keys(self._engine, today, of_keys)
+            used |= {f"key/{key_id}": tokens for key_id, tokens in key_tokens.items()}
         return with_spent(rules, used, today)
 
     async def follow_keys(self, every_s: float) -> None:
@@ -257,13 +255,13 @@ def _declaration(m: pb.KeyDeclaration) -> declared_keys.Declaration:
         raise ValueError("an object of a namespace declares no key of the platform")
     if not HASH.fullmatch(m.key_hash):
         raise ValueError("key_hash is not the SHA-256 of a key, in hex")
-    key_request = pb.CreateKeyRequest(
+    reply = pb.CreateKeyRequest(
         namespace=m.namespace, scope=m.scope, models=m.models, expires_unix_ms=m.expires_unix_ms
     )
     rule = pb.LimitRule()
     rule.CopyFrom(m.limits)
     rule.subject, rule.model = f"key/{m.key_hash[:8]}", declared_keys.EVERY_MODEL
-    return declared_keys.Declaration(m.owner, m.key_hash, _grant(key_request, _now()), m.note, LIMIT_RULE.read(rule))
+    return declared_keys.Declaration(m.owner, m.key_hash, _grant(reply, _now()), m.note, LIMIT_RULE.read(rule))
 
 
 def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRoute:
@@ -321,10 +319,10 @@ async def _available(context: "Context") -> AsyncGenerator[None, None]:
         await context.abort(grpc.StatusCode.UNAVAILABLE, f"store: {error}")
 
 
-async def _read(context: "Context", query: Awaitable[T]) -> T:
+async def _read(context: "Context", action: Awaitable[T]) -> T:
     """Await a query of the store. Abort the call if it fails."""
     async with _available(context):
-        return await query
+        return await action
 
 
 def _now() -> int:

@@ -101,15 +101,15 @@ class OutcomeWriter:
                 if not self._waiting and self._term <= self._stored_term:  # nothing has arrived meanwhile
                     self._wake.clear()
                     self._idle.set()
-                await _wait_for(self._full, COMMIT_DELAY_S)
+                await _wait_at_most(self._full, COMMIT_DELAY_S)
             except (StoreError, SQLAlchemyError, OSError) as error:
                 self.trouble = f"store: {error}"
                 metrics.STORE_FAILURES.inc()
                 log.error("store not written: trying again", extra=kv(pause_s=pause_s, error=error))
-                await _wait_for(self._closed, pause_s)
+                await _wait_at_most(self._closed, pause_s)
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
             if self._idle.is_set() and not self._closed.is_set():
-                await _wait_for(self._wake, max(self._forget_at - time.monotonic(), 0.0))
+                await _wait_at_most(self._wake, max(self._forget_at - time.monotonic(), 0.0))
 
     async def drained(self) -> None:
         """Wait until everything taken so far is in the store, without delay, and the store is not in trouble."""
@@ -139,9 +139,9 @@ class OutcomeWriter:
         if batch := list(islice(self._waiting.values(), BATCH)):
             await self._store(batch)
         if time.monotonic() >= self._forget_at:
-            deleted = await outcomes.forget(self._engine, before_unix_ms=_now_unix_ms() - KEEP_MS)
+            forgotten = await outcomes.forget(self._engine, before_unix_ms=_now_unix_ms() - KEEP_MS)
             self._forget_at = time.monotonic() + FORGET_EVERY_S
-            log.debug("old outcomes deleted", extra=kv(outcomes=deleted))
+            log.debug("old outcomes deleted", extra=kv(outcomes=forgotten))
 
     async def _store(self, batch: Sequence[tuple[OutcomeReport, Outcome]]) -> None:
         new = await self._record([record for _, record in batch])
@@ -167,7 +167,7 @@ class OutcomeWriter:
             return set()
 
 
-async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
     """Wait for an event, at most `seconds`."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)

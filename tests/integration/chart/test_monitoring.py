@@ -64,7 +64,7 @@ def metrics() -> dict[str, set[str] | None]:
             for suffix in SAMPLES.get(family.type, ("",)):
                 found[family.name + suffix] = None if labels is None else {*labels}
     for row in FIGURES:  # one collector has those that it reads
-        for name, labels in ((f"weft_runner_{row.own}", ()), (f"vllm:{row.vllm}", LABELS)):
+        for name, labels in ((f"weft_runner_{row.own_name}", ()), (f"vllm:{row.vllm}", LABELS)):
             for suffix in SAMPLES[str(row.kind._type)]:  # pyright: ignore[reportPrivateUsage]
                 if name + suffix in found:
                     found[name + suffix] = {*labels, *row.labels}

@@ -71,7 +71,7 @@ def driver_of(model: Any, stages: PipelineParallelExecutor, make_driver: Callabl
 @contextmanager
 def held(stages: PipelineParallelExecutor) -> Iterator[None]:
     """The last stage does nothing meanwhile."""
-    pid = stages.others.pids[-1]
+    pid = stages.workers.pids[-1]
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "a stage stops")

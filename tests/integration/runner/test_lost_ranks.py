@@ -140,7 +140,7 @@ def test_a_rank_that_is_killed_is_told_at_once_and_ends_the_engine(files, drive,
 @pytest.mark.slow
 def test_an_engine_whose_stage_fails_ends(files, drive):
     with staged(files) as stages, engine_on(stages, drive) as driver:
-        stages.others.broadcast("hello")  # no command: a bug of ours
+        stages.workers.broadcast("hello")  # no command: a bug of ours
         with pytest.raises(ExecutorLost):
             driver.finish()
 
@@ -151,9 +151,9 @@ def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(files):
     """A rank waits in memory that they share, where nothing says that the other is gone: the watch does."""
     with split(files, executor="cpu") as ranks, ThreadPoolExecutor(1) as thread:
         ranks.run(STEP)
-        os.kill(ranks.others.pids[0], signal.SIGSTOP)
+        os.kill(ranks.workers.pids[0], signal.SIGSTOP)
         step = thread.submit(ranks.run, STEP)
-        os.kill(ranks.others.pids[0], signal.SIGKILL)
+        os.kill(ranks.workers.pids[0], signal.SIGKILL)
         with pytest.raises(ExecutorLost):
             step.result(PATIENCE_S)
 
@@ -164,7 +164,7 @@ def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(files):
 def test_a_rank_that_hangs_is_waited_for_so_long_and_then_killed(files, kind, why):
     with split(files, patience_s=SHORT_S, executor=kind) as ranks:
         ranks.run(STEP)
-        os.kill(ranks.others.pids[0], signal.SIGSTOP)
+        os.kill(ranks.workers.pids[0], signal.SIGSTOP)
         with pytest.raises(ExecutorLost, match=why):
             ranks.run(STEP)
 
@@ -175,7 +175,7 @@ def test_a_stage_that_hangs_is_waited_for_so_long_and_then_killed(files):
     """In the middle: the one behind it hears of the step and gets nothing, the one before it hears nothing."""
     with staged(files, 3, patience_s=SHORT_S) as stages:
         stages.run(STEP)
-        os.kill(stages.others.pids[0], signal.SIGSTOP)
+        os.kill(stages.workers.pids[0], signal.SIGSTOP)
         flights = [stages.launch(STEP, []) for _ in range(3)]  # told all the same
         with pytest.raises(ExecutorLost, match="logits"):
             flights[0].result()

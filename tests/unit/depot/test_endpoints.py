@@ -104,10 +104,10 @@ def test_without_a_list_there_is_aws_alone() -> None:
 )
 def test_addresses_that_are_never_asked(url: str, inside: bool, allowed: bool) -> None:
     if allowed:
-        check_address(url, inside=inside, what="it")
+        check_address(url, inside=inside, subject="it")
         return
     with refused(Reason.ENDPOINT_NOT_ALLOWED):
-        check_address(url, inside=inside, what="it")
+        check_address(url, inside=inside, subject="it")
 
 
 def get_by_http(url: str) -> None:

@@ -90,7 +90,7 @@ def test_marks_of_a_response_that_the_template_asks_for_are_no_part_of_the_conte
     text: str, left: tuple[str, str], at: list[int]
 ) -> None:
     parser = ReasoningParser(
-        AnswerForm(reasoning=THINK, template=TemplateForms.scan(ChatTemplate("</think></response>", {})))
+        AnswerForm(reasoning=THINK, template=TemplateForms.of_template(ChatTemplate("</think></response>", {})))
     )
     parts = [*map(parser.push, cut(text, at)), parser.flush()]
     assert tuple("".join(some) for some in zip(*parts, strict=True)) == left
@@ -111,7 +111,7 @@ def test_marks_of_a_response_that_the_template_asks_for_are_no_part_of_the_conte
 def test_the_marks_of_reasoning_are_those_of_the_template_and_the_tokenizer(
     template: str, end: str, tokens: dict[str, tuple[int, bool]], found: ReasoningMarks | None
 ) -> None:
-    assert TemplateForms.scan(ChatTemplate(template, {}), tokens).reasoning_before(end) == found
+    assert TemplateForms.of_template(ChatTemplate(template, {}), tokens).reasoning_before(end) == found
 
 
 def answer(form: AnswerForm, chunks: list[str]) -> tuple[dict[str, Any], bool]:
@@ -200,8 +200,8 @@ def test_marks_are_read_as_letters_as_tokens_and_as_special_tokens_which_clients
 
 # ---- what is chosen
 
-REASONS = TemplateForms.scan(ChatTemplate("{{ '</think>' }}{{ tools }}", {}))
-PLAIN = TemplateForms.scan(ChatTemplate("{{ messages }}", {}))
+REASONS = TemplateForms.of_template(ChatTemplate("{{ '</think>' }}{{ tools }}", {}))
+PLAIN = TemplateForms.of_template(ChatTemplate("{{ messages }}", {}))
 TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}]}
 BOUND: dict[str, Any] = {"structured_outputs": {"regex": "a"}}
 GOES_ON: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
@@ -230,7 +230,7 @@ def chosen(template: TemplateForms, parser: str = "", last: str = "hello", **par
 def test_the_end_of_the_prompt_says_how_far_reasoning_is_and_what_may_stand_before_the_output(
     asked: dict[str, Any], prompt: str, begun: bool, lead: str
 ) -> None:
-    form = chosen(REASONS, **asked, **BOUND).complete(list(prompt.encode()), letters_of)
+    form = chosen(REASONS, **asked, **BOUND).completed_by(list(prompt.encode()), letters_of)
     assert (form.reasoning, form.in_reasoning) == (THINK, begun)
     assert form.output.lead.startswith(lead)
     assert bool(form.output.lead) == bool(lead)
@@ -238,12 +238,12 @@ def test_the_end_of_the_prompt_says_how_far_reasoning_is_and_what_may_stand_befo
 
 def test_a_model_that_does_not_reason_and_a_completion_have_nothing_before_the_output() -> None:
     form = chosen(PLAIN, **BOUND)
-    assert form.complete(list(b"hello</think>"), letters_of) is form
-    assert chosen(PLAIN).complete(list(b"hello<think>"), letters_of).reasoning == THINK, "the prompt shows it"
+    assert form.completed_by(list(b"hello</think>"), letters_of) is form
+    assert chosen(PLAIN).completed_by(list(b"hello<think>"), letters_of).reasoning == THINK, "the prompt shows it"
     completion = parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "hello<think>", **BOUND}))
     form = select_form(completion, REASONS, "")
     assert form == AnswerForm(form.output)
-    assert form.complete(list(b"hello<think>"), letters_of) is form
+    assert form.completed_by(list(b"hello<think>"), letters_of) is form
 
 
 def test_calls_are_read_in_the_pools_format_where_the_request_has_tools() -> None:

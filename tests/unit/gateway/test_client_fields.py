@@ -53,7 +53,7 @@ INPUTS: list[Json] = [{"input": "hello"}, {"messages": MESSAGES}]
 
 
 def view(request: Any) -> View:
-    asked = (request.repeated, request.own_items, request.asked.store) if isinstance(request, ResponsesChat) else ()
+    asked = (request.repeated, request.own_items, request.params.store) if isinstance(request, ResponsesChat) else ()
     return (request.model_dump(), asked), request.ignored
 
 

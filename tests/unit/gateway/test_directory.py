@@ -75,7 +75,7 @@ def test_a_page_is_a_part_of_what_the_search_finds() -> None:
     index.take(Routes(1, full=True, routes=(BASE, *many), pools=(POOL,)))
     found, page = index.adapters(ANY_NAMESPACE, "", 100, 50)
     assert [one.model_name for one in found] == [f"acme/a{number:03}" for number in range(100, 150)]
-    assert (page.total, page.has_more) == (300, True)
+    assert (page.total, page.is_partial) == (300, True)
     assert names(index, ANY_NAMESPACE, search="ACME/A29", skip=5, limit=20) == [
         f"acme/a29{number}" for number in range(5, 10)
     ]

@@ -378,7 +378,7 @@ def test_a_lost_session_fails_the_epochs_that_run_there_and_no_others(how: str) 
     assert {failed.request_id for failed in sent(effects, Failed)} == {"r", "s"}
     assert shell.feed(gone) == [], "it is lost once"
     assert shell.machine.requests["t"].running
-    assert (len(shell.machine.sessions), shell.machine.unplaced) == (1, 2)
+    assert (len(shell.machine.sessions), shell.machine.n_held) == (1, 2)
     assert of(shell.assign("r"), OpenSession), "also one that came back under its name"
 
 

@@ -96,7 +96,7 @@ def test_what_asks_for_what_happens_anyway_changes_nothing(kind: type[Any]) -> N
         found = parse(kind, orjson.dumps(good | value))
         kept = {"top_k": plain.top_k, "structured_outputs": None, "response_format": None}
         assert found.model_copy(update=kept).model_dump() == plain.model_dump(), value
-        assert select_form(found, TemplateForms.scan(None), "").output is None, value
+        assert select_form(found, TemplateForms.of_template(None), "").output is None, value
 
 
 PART: dict[str, Any] = {"type": "text", "text": "one "}
@@ -133,7 +133,8 @@ def tool(**more: Any) -> dict[str, Any]:
         ({"tools": [tool()], "tool_choice": {"type": "function", "function": FUNCTION}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [PART | {"detail": "low"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "messages[0]"),
-        ({"messages": [{"role": "assistant", "reasoning": {"text": "a"}}]}, "messages[0].reasoning_content"),
+        ({"messages": [{"role": "assistant", "reasoning": {"text": "a"}}]}, "messages[0].reasoning"),
+        ({"messages": [{"role": "assistant", "thinking": 5}]}, "messages[0].thinking"),
         *(
             ({"messages": [{"role": "assistant", "tool_calls": [CALL, wrong]}]}, "messages[0].tool_calls[1]")
             for wrong in ({}, {"function": "f"}, {"function": {"arguments": "{}"}})
@@ -246,6 +247,14 @@ def test_what_cannot_go_together_is_refused(changes: dict[str, Any], param: str)
     with pytest.raises(ParameterError) as caught:
         parse(CompletionRequest, orjson.dumps({"model": "m", "prompt": "a"} | changes))
     assert caught.value.param == param
+
+
+def test_both_limits_of_a_chat_are_equal() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 3}
+    assert parse(ChatRequest, orjson.dumps(body | {"max_tokens": 3})).limit == 3
+    with pytest.raises(ParameterError) as caught:
+        parse(ChatRequest, orjson.dumps(body | {"max_tokens": 4}))
+    assert caught.value.param == "max_tokens"
 
 
 @pytest.mark.parametrize("mark", [b"[],", b"{},"])

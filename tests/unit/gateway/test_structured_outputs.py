@@ -381,7 +381,7 @@ def masking(number: int, special: bool | None, prompt: str) -> tuple[Any, Answer
     template = replace(known.forms, has_response=True, reasoning=(THINK,) if prompt else ())
     output = with_tools(STRICT, written, None, several=True, is_free=True)
     form = AnswerForm(output=output, template=template, tools=written)
-    form = form.complete(tokenizer.encode(prompt).ids, partial(tokenizer.decode, skip_special_tokens=False))
+    form = form.completed_by(tokenizer.encode(prompt).ids, partial(tokenizer.decode, skip_special_tokens=False))
     masks = LLTokenizer(tokenizer.to_str(), eos_token=256)
     return tokenizer, form, LLMatcher(masks, grammar_of(form.output), log_level=0)
 

@@ -381,7 +381,7 @@ def test_a_degree_of_effort_is_what_the_template_reads(
     asked: dict[str, Any], template: str, variables: dict[str, Any]
 ) -> None:
     params = parse(ChatRequest, json.dumps({"model": "m", "messages": user("hello"), **asked}).encode())
-    assert chat_of(params, TemplateForms.scan(ChatTemplate(template, {})), "").variables == variables
+    assert chat_of(params, TemplateForms.of_template(ChatTemplate(template, {})), "").variables == variables
 
 
 def test_bad_words_are_banned_at_the_beginning_and_behind_a_space() -> None:

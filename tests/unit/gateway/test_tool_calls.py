@@ -293,7 +293,7 @@ def answered(form: ToolFormat, chunks: list[str]) -> tuple[str, list[tuple[str, 
 
 
 def format_of(template: str, parser: str = "") -> ToolFormat:
-    return TemplateForms.scan(ChatTemplate(template, {})).tool_format(parser)
+    return TemplateForms.of_template(ChatTemplate(template, {})).tool_format(parser)
 
 
 def test_the_form_shows_in_the_template() -> None:

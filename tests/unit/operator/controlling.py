@@ -245,7 +245,7 @@ async def operator(
     controller = Controller(backend, depot, registry, desired=DesiredState(policy), clock=clock, metrics=metrics)
     registry.controller = backend.controller = controller  # type: ignore[assignment]
     controller.load(store.objects())
-    store.listen(lambda event: controller.on_object(event.object, gone=event.type == "DELETED"))
+    store.listen(lambda event: controller.on_object(event.object, deleted=event.type == "DELETED"))
     running = asyncio.create_task(controller.run())
     try:
         yield Operator(controller, store, depot, registry, backend, metrics)

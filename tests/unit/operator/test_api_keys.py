@@ -471,7 +471,7 @@ def test_without_a_supervisor_only_a_registered_specs_status_stays(generation: i
     obj = manifest(finalizers=(FINALIZER,))
     condition = {"type": "Ready", "status": status, "reason": reason, "lastTransitionTime": "2026-11-01T00:00:00Z"}
     obj["status"] = {"observedGeneration": generation, "conditions": [condition]}
-    step = next_step(KeyView(parsed(obj), True, SecretKey("a" * 64, NOW), known=False), NOW)
+    step = next_step(KeyView(parsed(obj), True, SecretKey("a" * 64, NOW), is_known=False), NOW)
     if stays:
         assert step is None
     else:

@@ -219,10 +219,10 @@ def test_what_a_watch_has_reported_since_the_list_is_not_missed() -> None:
 def test_a_watch_that_is_late_three_times_in_a_row_is_dead() -> None:
     watch_health, pods = WatchHealth(60.0, 0.0), WatchScope(PODS, "default")
     for late in (1, 0, 2, 3):
-        watch_health.found(pods, late)
+        watch_health.report_late(pods, late)
     assert watch_health.trouble(0.0) is None
-    watch_health.found(WatchScope(ADAPTERS), 1)
-    watch_health.found(pods, 1)
+    watch_health.report_late(WatchScope(ADAPTERS), 1)
+    watch_health.report_late(pods, 1)
     assert watch_health.trouble(0.0) == "the watch of pods was late 3 times in a row"
 
 

@@ -63,7 +63,7 @@ async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monke
     keeping, lists = asyncio.create_task(Resolver(depot, state, clock=time.time, mark=lambda _: None).run_gc()), 0
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while retention.until:
+            while retention.kept_until:
                 await depot.kept.get()
                 lists += 1
     finally:

@@ -164,7 +164,7 @@ def test_an_edited_source_takes_the_place_of_the_old_one_which_is_kept_while_it_
     serving.wait(61)
     assert digest("a") not in serving.kept
     assert digest("d") in serving.kept
-    assert serving.expectations.retention.until == {}
+    assert serving.expectations.retention.kept_until == {}
 
 
 def versions(world: World) -> list[tuple[str, str | None]]:
@@ -690,7 +690,7 @@ def test_a_chat_template_of_a_spec_is_published_by_its_digest(serving: World, ki
         serving.observed.resolutions[uid] = source_changed(serving.observed.resolutions[uid])
     serving.wait(60.0)
     assert (published(serving), said(serving)) == ((digest("e"), ""), ("False", "TemplateFault"))
-    assert list(serving.expectations.retention.until) == [digest("d")], "gateways may still need it"
+    assert list(serving.expectations.retention.kept_until) == [digest("d")], "gateways may still need it"
     serving.contents[uri] = failed("ConfigMapMissing")
     restarted = serving.restarted()
     restarted.settle()

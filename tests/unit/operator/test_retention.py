@@ -19,10 +19,10 @@ def test_a_digest_is_kept_until_its_last_drain_is_over(left: list[tuple[str, flo
         ledger.left(digest, at, drain_s)
         ends[digest] = max(ends.get(digest, 0.0), at + drain_s)
     draining = {digest for digest, end in ends.items() if end > now}
-    assert ledger.wanted({"live"}, now) == draining | {"live"}
+    assert ledger.retained_digests({"live"}, now) == draining | {"live"}
     ledger.forget(now)
-    assert ledger.wanted({"live"}, now) == draining | {"live"}
-    assert set(ledger.until) == draining
+    assert ledger.retained_digests({"live"}, now) == draining | {"live"}
+    assert set(ledger.kept_until) == draining
 
 
 def test_nothing_is_due_while_nothing_drains() -> None:

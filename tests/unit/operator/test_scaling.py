@@ -101,7 +101,7 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
     if answered:
         limits, asked = PhaseBounds(phase_groups(pool), least, share), ReplicaBounds(replicas, replicas)
         autoscaler.recommend(PoolLoad(split=True), asked, 0.0, window_s=60.0, work_s=30.0, keep=False, phases=limits)
-        report = PoolStatus(0, replicas, (), GENERATION, wanted=autoscaler.wanted)
+        report = PoolStatus(0, replicas, (), GENERATION, wanted=autoscaler.target)
     found, of_phase = sizes(pool, replicas, report, bounds, {}), Counter[str]()
     for group in groups:
         of_phase[group.phase] += found[group.name]
@@ -229,7 +229,7 @@ def test_numbers_of_phases_that_are_of_another_spec_or_sum_move_no_runner(genera
 def test_a_ready_runner_goes_unnamed_for_a_written_number(fixed: bool, apart: bool, answered: bool, goes: bool) -> None:
     bounds = Bounds(1 if fixed else 0, 1, GENERATION)
     report = PoolStatus(2, 1, (), GENERATION) if answered else None
-    going = select_victims([Runner("r0", True), Runner("r1", True)], 1, report, bounds, waited=True, apart=apart)
+    going = select_victims([Runner("r0", True), Runner("r1", True)], 1, report, bounds, waited=True, is_separate=apart)
     assert going == ([Runner("r1", True)] if goes else [])
 
 

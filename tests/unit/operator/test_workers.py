@@ -107,9 +107,9 @@ def test_the_end_of_an_object_before_this_one_is_no_end_of_this_one(controller: 
     old = stored(adapter_object("upper"), uid="old", resourceVersion="5")
     controller.on_object(old)
     controller.on_object(stored(adapter_object("upper"), uid="new", resourceVersion="7"))
-    controller.on_object(with_version(old, 6), gone=True)
+    controller.on_object(with_version(old, 6), deleted=True)
     assert controller.state.desired.adapters[adapter_ref("upper")].meta.uid == "new"
-    controller.on_object(stored(adapter_object("upper"), uid="new", resourceVersion="8"), gone=True)
+    controller.on_object(stored(adapter_object("upper"), uid="new", resourceVersion="8"), deleted=True)
     assert controller.state.desired.refs() == []
 
 
@@ -158,7 +158,7 @@ def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other(cont
     controller.on_adapter_report("nobody", AdapterStatus("d", False, removed=True))
     controller.on_adapter_report("u1", AdapterStatus("d", False, removed=True))
     assert controller.state.observed.unloaded == {"u1"}
-    controller.on_object(with_version(obj, 9), gone=True)
+    controller.on_object(with_version(obj, 9), deleted=True)
     assert (controller.state.observed.unloaded, controller.state.expectations.unloading) == (set(), set())
 
 

@@ -57,13 +57,13 @@ def test_without_drift_coverage_is_90_percent_from_the_start(seed):
 def test_an_adapter_answers_for_itself_once_it_has_scores_enough():
     groups, rng = ConformalCalibrators(), Random(1)
     for i in range(OWN_SCORES):
-        assert groups.serving(ODD) is groups.pooled
+        assert groups.of_group(ODD) is groups.pooled
         groups.learn(ODD, 10 + rng.random())
         groups.learn(("", f"other-{i % 7}"), rng.random())
-    assert groups.serving(ODD) is groups.by_group[ODD]
-    assert groups.serving(ODD).quantile(0.5) > 10
-    assert groups.serving(("", "never seen")) is groups.pooled
-    assert groups.learn(ODD, groups.serving(ODD).bound()), "a bound covers itself"
+    assert groups.of_group(ODD) is groups.by_group[ODD]
+    assert groups.of_group(ODD).quantile(0.5) > 10
+    assert groups.of_group(("", "never seen")) is groups.pooled
+    assert groups.learn(ODD, groups.of_group(ODD).bound()), "a bound covers itself"
 
 
 def test_calibrators_are_bounded_and_the_oldest_is_dropped():
@@ -77,12 +77,12 @@ def test_a_tenant_without_scores_enough_is_answered_by_its_adapter_and_one_with_
     groups = ConformalCalibrators()
     for _ in range(OWN_SCORES):
         groups.learn(("acme", "base"), 1.0)
-    assert groups.serving(("globex", "base")) is groups.by_group["", "base"]
-    assert groups.serving(("globex", "new")).quantile(0.5) == 1.0, "all together answer for an adapter without scores"
+    assert groups.of_group(("globex", "base")) is groups.by_group["", "base"]
+    assert groups.of_group(("globex", "new")).quantile(0.5) == 1.0, "all together answer for an adapter without scores"
     for _ in range(OWN_SCORES):
         groups.learn(("globex", "base"), 9.0, shared=False)
-    assert groups.serving(("globex", "base")).quantile(0.5) == 9.0
-    assert groups.serving(("acme", "base")).quantile(0.99) == groups.serving(("", "base")).quantile(0.99) == 1.0
+    assert groups.of_group(("globex", "base")).quantile(0.5) == 9.0
+    assert groups.of_group(("acme", "base")).quantile(0.99) == groups.of_group(("", "base")).quantile(0.99) == 1.0
 
 
 @given(st.lists(score, min_size=20, max_size=100), score)

@@ -25,8 +25,8 @@ def test_the_offset_is_the_shrunk_median_of_the_latest_residuals(residuals):
         offsets.learn(group_of("a"), value)
     latest = residuals[-core.WINDOW :]
     expected = median(latest) * len(latest) / (len(latest) + SHRINK_K) if latest else 0.0
-    assert offsets.log_offset(group_of("a")) == pytest.approx(expected)
-    assert abs(offsets.log_offset(group_of("a"))) <= max(map(abs, residuals), default=0.0)
+    assert offsets.of_group(group_of("a")) == pytest.approx(expected)
+    assert abs(offsets.of_group(group_of("a"))) <= max(map(abs, residuals), default=0.0)
 
 
 @given(steps)
@@ -36,13 +36,13 @@ def test_adapters_do_not_touch_each_other_and_the_state_can_be_put_back(events):
         offsets.learn(group_of(adapter), value)
     for adapter in "abcd":
         mine = [value for other, value in events if other == adapter][-core.WINDOW :]
-        assert offsets.log_offset(group_of(adapter)) == pytest.approx(shrunk_median(mine))
+        assert offsets.of_group(group_of(adapter)) == pytest.approx(shrunk_median(mine))
     again = Offsets()
     for group, window in offsets.items():
         again.restore(group, window, offsets.prior(group))
     assert dict(again.items()) == dict(offsets.items())
-    assert [again.log_offset(group_of(adapter)) for adapter in "abcd"] == [
-        offsets.log_offset(group_of(adapter)) for adapter in "abcd"
+    assert [again.of_group(group_of(adapter)) for adapter in "abcd"] == [
+        offsets.of_group(group_of(adapter)) for adapter in "abcd"
     ]
 
 
@@ -50,21 +50,21 @@ def test_a_tenant_has_a_window_of_its_own_that_begins_with_the_offset_of_the_ada
     offsets = Offsets()
     for _ in range(core.WINDOW):
         offsets.learn(("", "base"), 1.0)
-    assert offsets.log_offset(("acme", "base")) == offsets.log_offset(("", "base")) == pytest.approx(64 / 72)
+    assert offsets.of_group(("acme", "base")) == offsets.of_group(("", "base")) == pytest.approx(64 / 72)
     for _ in range(2 * core.WINDOW):
         offsets.learn(("acme", "base"), -1.0)
-    before = offsets.log_offset(("acme", "base"))
+    before = offsets.of_group(("acme", "base"))
     assert before == pytest.approx((-64 + 8 * 64 / 72) / 72)
     for _ in range(core.WINDOW):
         offsets.learn(("", "base"), 9.0)
-    assert offsets.log_offset(("acme", "base")) == before
+    assert offsets.of_group(("acme", "base")) == before
 
 
 def test_one_outlier_moves_nothing_much():
     offsets = Offsets()
     for value in (0.1, 0.2, 0.15, 0.12, 9.0):
         offsets.learn(group_of("a"), value)
-    assert offsets.log_offset(group_of("a")) < 0.2
+    assert offsets.of_group(group_of("a")) < 0.2
 
 
 def test_the_adapter_heard_of_longest_ago_is_forgotten_first():
@@ -72,19 +72,19 @@ def test_the_adapter_heard_of_longest_ago_is_forgotten_first():
     for adapter in ("a", "b", "a", "c"):
         offsets.learn(group_of(adapter), 1.0)
     assert len(offsets) == 2
-    assert offsets.log_offset(group_of("b")) == 0.0
-    assert offsets.log_offset(group_of("a")) > 0
+    assert offsets.of_group(group_of("b")) == 0.0
+    assert offsets.of_group(group_of("a")) > 0
 
 
 @given(few_or_many)
 def test_the_offset_of_a_moment_is_known_for_a_window_of_changes_and_then_forgotten(residuals):
     offsets, past = Offsets(), []
     for now, value in enumerate(residuals):
-        past.append(offsets.log_offset(group_of("a")))
+        past.append(offsets.of_group(group_of("a")))
         offsets.learn(group_of("a"), value, now)
     for then in range(len(residuals)):
-        found = offsets.earlier_offset(group_of("a"), then)
+        found = offsets.at_version(group_of("a"), then)
         assert (found is None) == (then <= len(residuals) - 1 - (len(residuals) - 1) % 8 - core.WINDOW)
-        assert found is None or found in [*past[then : then + 8], offsets.log_offset(group_of("a"))]
-    assert offsets.earlier_offset(group_of("a"), len(residuals)) == offsets.log_offset(group_of("a"))
-    assert offsets.earlier_offset(group_of("never seen"), 0) == 0.0
+        assert found is None or found in [*past[then : then + 8], offsets.of_group(group_of("a"))]
+    assert offsets.at_version(group_of("a"), len(residuals)) == offsets.of_group(group_of("a"))
+    assert offsets.at_version(group_of("never seen"), 0) == 0.0

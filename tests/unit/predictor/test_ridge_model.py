@@ -230,7 +230,7 @@ def test_an_outcome_without_features_teaches_offset_and_calibration_and_not_the_
     answers = world(10).answers(800, adapter="acme/plain", drift=4.0)
     hits = [model.observe(gone(model, answer)) for answer in answers]
     assert {result.lesson for result in hits} == {"partial"}
-    assert model.offsets.log_offset(("", "acme/plain")) - model.offsets.log_offset(("", "acme/brief")) > math.log(4.0)
+    assert model.offsets.of_group(("", "acme/plain")) - model.offsets.of_group(("", "acme/brief")) > math.log(4.0)
     assert mean(result.covered for result in hits[300:]) == pytest.approx(0.9, abs=0.04)
     assert (model.ridge.weight == weight).all()
     assert model.version != version
@@ -317,8 +317,8 @@ def test_an_outcome_of_a_scaled_prediction_is_measured_against_the_plain_one(wor
     for answer in world(15).answers(100):
         for model in (plain, scaled):
             assert model.observe(gone(model, answer)).lesson == "partial"
-    assert scaled.offsets.log_offset(("", "acme/plain")) == pytest.approx(
-        plain.offsets.log_offset(("", "acme/plain")), abs=0.05
+    assert scaled.offsets.of_group(("", "acme/plain")) == pytest.approx(
+        plain.offsets.of_group(("", "acme/plain")), abs=0.05
     )
     for scale in (1.0, 10.0):
         model = cold()

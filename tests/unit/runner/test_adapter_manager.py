@@ -142,7 +142,7 @@ class Harness:
             self.served.update(number for _, number in mine)
         check_adapters(self.book)
         check_page_table(self.book.slots.pages, [page for a in self.book.adapters.values() for page in a.pages])
-        extra = self.host ^ set(self.book.host.held)
+        extra = self.host ^ set(self.book.host.adapters)
         assert extra <= {order.digest for order in self.loading} & self.host, "the books say what is in host memory"
         for order in self.loading:
             assert len(order.pages) == self.book.slots.pages_needed(self.book.adapters[order.digest])
@@ -371,9 +371,9 @@ def test_pinned_adapters_load_unasked_stay_and_leave_one_slot_for_the_others():
     h.book.apply(whole(*(desired(f"p{i}", pinned=True) for i in range(4))))
     h.settle()
     assert [order.digest for order in h.fetching] == ["p0", "p1"]
-    assert h.book.known.missing_pinned() == ["p0", "p1"]
+    assert h.book.catalog.missing_pinned() == ["p0", "p1"]
     h.bring()
-    assert not h.book.known.missing_pinned()
+    assert not h.book.catalog.missing_pinned()
     for turn in range(5):
         number = h.enter(f"other{turn}")
         h.bring()
@@ -381,7 +381,7 @@ def test_pinned_adapters_load_unasked_stay_and_leave_one_slot_for_the_others():
         h.leave(0)
     assert {"p0", "p1"} <= set(h.device.values())
     h.book.apply(whole(*(desired(digest, pinned=True) for digest in ("p3", "p1", "p0"))))
-    assert h.book.known.missing_pinned() == ["p3"], "the order of the new list decides"
+    assert h.book.catalog.missing_pinned() == ["p3"], "the order of the new list decides"
 
 
 def test_a_digest_that_is_removed_leaves_every_tier_after_its_last_sequence():
@@ -420,7 +420,7 @@ def test_what_a_sequence_named_stays_on_disk_without_being_desired(monkeypatch):
 
 def test_beyond_the_bound_a_part_is_forgotten_at_once_and_nothing_before_the_list_is_known():
     book = AdapterManager(1)
-    book.known.find_on_disk(f"d{n}" for n in range(MAX_ON_DEMAND + 1))
+    book.catalog.find_on_disk(f"d{n}" for n in range(MAX_ON_DEMAND + 1))
     book.reconcile()
     assert len(book.adapters) == MAX_ON_DEMAND + 1
     book.apply(whole(removed=["d9"]))

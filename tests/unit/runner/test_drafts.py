@@ -365,7 +365,7 @@ def test_texts_stay_within_their_bounds_and_end_in_the_latest_answers(added: lis
 def test_a_text_that_gives_nothing_is_searched_half_as_often_each_time_and_at_every_step_once_it_gives() -> None:
     text, dues = RecentAnswers().use(("ns", "a"), 0.0), list[int]()
     for found in (False, False, False, False, True):
-        text.rest(text.due, found=found, max_steps=10)
+        text.rest(text.due, was_found=found, max_steps=10)
         dues.append(text.due)
     assert dues == [2, 6, 14, 25, 26]
 

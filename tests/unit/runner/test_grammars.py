@@ -186,7 +186,7 @@ def test_a_row_whose_masks_take_long_is_in_every_second_step_and_the_others_in_e
     rows, behind = list[set[str]](), None
     for _ in range(6):
         assert behind is None or not machine.may_repeat(behind)
-        (step,) = [one for one in machine.handle(StepSlot(behind=behind), 0.0) if isinstance(one, RunStep)]
+        (step,) = [one for one in machine.handle(StepSlot(previous=behind), 0.0) if isinstance(one, RunStep)]
         if behind is not None:
             tokens = {row.key: SampledToken(5) for row in behind.batch.rows}
             machine.handle(StepDone(behind, StepResults(tokens, {}), 1.0), 0.0)

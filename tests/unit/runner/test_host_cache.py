@@ -60,7 +60,7 @@ def test_what_has_a_tier_is_not_crowded_out_by_what_is_asked_for():
         book.on_event(Loaded(f"other{turn}", 1, 1, 10, 1.0))
         book.release(f"other{turn}", joined=True)
         check_adapters(book)
-    assert {"a", "b"} <= set(book.host.held)
+    assert {"a", "b"} <= set(book.host.adapters)
     assert [book.adapters[digest].nearest_tier for digest in "ab"] == [Tier.HOST] * 2
 
 
@@ -73,7 +73,7 @@ def test_a_copy_that_was_loaded_from_is_not_the_next_to_go():
                 book.on_event(Fetched(digest, None, None))
         book.on_event(Loaded(digest, 1, 1, 10, 1.0))
         book.release(digest, joined=True)
-    assert [*book.host.held] == ["a", "c"]
+    assert [*book.host.adapters] == ["a", "c"]
 
 
 def test_what_finds_no_room_in_host_memory_is_kept_on_disk_says_so_and_nobody_waits():
@@ -84,7 +84,7 @@ def test_what_finds_no_room_in_host_memory_is_kept_on_disk_says_so_and_nobody_wa
     assert fetches(book) == [Fetch("c", to_host=False)], "it is not even read"
     book.on_event(Fetched("c", None, None))
     assert not book.prefetcher.missing()
-    assert set(book.host.held) == {"a", "b"}
+    assert set(book.host.adapters) == {"a", "b"}
     assert book.adapters["c"].nearest_tier is Tier.DISK
     assert book.adapters["c"].degraded_reason == "kept on disk: 10 bytes do not fit into the 25 bytes of host memory"
     assert book.adapters["c"].report().shortfall, "the report names it"
@@ -97,10 +97,10 @@ def test_who_is_there_stays_when_others_come_and_room_that_is_given_back_is_used
     fetch_all(book)
     book.apply(whole(*host("a", "m", "n")))
     fetch_all(book)
-    assert set(book.host.held) == {"m", "n"}, "the order of the list does not turn out what is there"
+    assert set(book.host.adapters) == {"m", "n"}, "the order of the list does not turn out what is there"
     book.apply(whole(*host("a", "n")))
     assert fetch_all(book) == ["a"]
-    assert set(book.host.held) == {"a", "n"}
+    assert set(book.host.adapters) == {"a", "n"}
     assert not book.adapters["a"].degraded_reason
 
 
@@ -109,7 +109,7 @@ def test_a_size_that_was_not_known_before_is_found_out():
     book.apply(whole(*host("a", "b", n_bytes=0)))
     fetch_all(book, n_bytes=20)
     assert not book.prefetcher.missing()
-    assert set(book.host.held) == {"a"}
+    assert set(book.host.adapters) == {"a"}
     assert "20 bytes do not fit" in book.adapters["b"].degraded_reason
 
 
@@ -138,7 +138,7 @@ def test_an_artifact_that_is_wrong_is_named_and_not_waited_for():
     assert Load("p", 0) in take_effects(book)
     book.on_event(LoadFailed("p", EndReason.LOAD_FAILED, "its rank is too large", permanent=True))
     assert not book.prefetcher.missing()
-    assert not book.known.missing_pinned()
+    assert not book.catalog.missing_pinned()
     assert {d: a.error for d, a in book.adapters.items()} == {"a": "its header is torn", "p": "its rank is too large"}
     book.retry()
     assert not fetches(book)
@@ -176,7 +176,7 @@ def test_what_is_removed_leaves_host_memory_though_it_was_on_its_way():
     book.on_event(Fetched("a", None, 10))
     assert DropHost("a") in take_effects(book)
     assert not book.adapters
-    assert not book.host.held
+    assert not book.host.adapters
 
 
 def test_without_a_tier_any_more_it_may_be_crowded_out():
@@ -185,13 +185,13 @@ def test_without_a_tier_any_more_it_may_be_crowded_out():
     fetch_all(book)
     book.apply(whole(desired("a"), *host("b")))
     fetch_all(book)
-    assert set(book.host.held) == {"b"}
+    assert set(book.host.adapters) == {"b"}
 
 
 def test_what_an_earlier_process_left_on_disk_needs_no_fetch():
     book = AdapterManager(1)
     wanted = [desired(f"d{n}", tier=Tier.DISK) for n in range(PREFETCHES + 2)]
-    book.known.find_on_disk(d.digest for d in wanted[1:])
+    book.catalog.find_on_disk(d.digest for d in wanted[1:])
     book.apply(whole(*wanted))
     assert book.prefetcher.missing() == ["d0"]
     assert [fetch.digest for fetch in fetches(book)] == ["d0"]
@@ -199,7 +199,7 @@ def test_what_an_earlier_process_left_on_disk_needs_no_fetch():
 
 def test_a_file_that_is_measured_for_a_sequence_stays_on_disk_and_is_not_missing():
     book = AdapterManager(1, pages=PageTable(8, 4), page_bytes=10)
-    book.known.find_on_disk(["a"])
+    book.catalog.find_on_disk(["a"])
     book.apply(whole(desired("a", tier=Tier.DISK)))
     assert not book.prefetcher.missing()
     book.acquire("a")
@@ -222,4 +222,4 @@ def test_kv_takes_no_room_of_adapters_with_a_tier_and_they_come_back_when_it_has
     book.reconcile()
     assert fetch_all(book) == ["c"]
     assert not book.adapters["c"].degraded_reason
-    assert set(book.host.held) == {"a", "b", "c"}
+    assert set(book.host.adapters) == {"a", "b", "c"}

@@ -77,7 +77,7 @@ def test_runners_that_differ_by_little_have_the_same_pages():
 
 
 def in_container(monkeypatch: pytest.MonkeyPatch, left: int, limit: int) -> None:
-    found = MemoryLimit(left, "this container", limit, own=True)
+    found = MemoryLimit(left, "this container", limit, is_group=True)
     monkeypatch.setattr("weft_runner.executors.memory.available_memory", lambda: found)
 
 

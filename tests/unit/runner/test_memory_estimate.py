@@ -159,7 +159,9 @@ def test_a_container_has_its_limit_less_what_it_uses_but_for_file_pages(tmp_path
     root = tmp_path / "fs"
     stat = "anon 70\nactive_file 10\ninactive_file 15\nshmem 3\n"
     write_group(root / "kubepods" / "pod1" / "c1", memory__max="200\n", memory__current="100\n", memory__stat=stat)
-    assert available_memory(proc, root) == MemoryLimit(200 - 100 + 25, "this container (limit 0.00 GiB)", 200, own=True)
+    assert available_memory(proc, root) == MemoryLimit(
+        200 - 100 + 25, "this container (limit 0.00 GiB)", 200, is_group=True
+    )
 
 
 def test_the_tightest_group_above_counts(tmp_path, proc):

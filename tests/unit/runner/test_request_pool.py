@@ -135,7 +135,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(wanted=st.sets(st.sampled_from("abc")))
     def desire(self, wanted: set[str]) -> None:
-        version = (self.pool.adapters.known.version or 0) + 1
+        version = (self.pool.adapters.catalog.version or 0) + 1
         removed = {*"abc"} - wanted
         self.pool.apply(whole(*map(desired, sorted(wanted)), removed=sorted(removed), version=version))
         self.hear()
@@ -583,7 +583,7 @@ def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_
     pool = RequestPool(LIMITS)
     pool.apply(whole(*(desired(f"a{i}", pinned=i == 0) for i in range(1000))))
     adapters = pool.adapters.adapters
-    pool.adapters.adapters = pool.adapters.known.adapters = Unscanned(adapters)
+    pool.adapters.adapters = pool.adapters.catalog.adapters = Unscanned(adapters)
     bring(pool, "a0")
     begin(pool, "r", 1, prompt=2, max_tokens=2, adapter="a7")
     begin(pool, "bad", 2, prompt=2, max_tokens=2, adapter="a9")
@@ -591,7 +591,7 @@ def test_neither_a_sequence_nor_a_report_costs_more_with_the_number_of_adapters_
     step(pool)
     step(pool)
     pool.on_adapter_event(FetchFailed("a9", EndReason.LOAD_FAILED, "torn", permanent=False))
-    pool.adapters.adapters = pool.adapters.known.adapters = adapters
+    pool.adapters.adapters = pool.adapters.catalog.adapters = adapters
     state = state_of(pool)
     assert {(a.digest, a.error) for a in state.adapters} == {("a0", ""), ("a7", ""), ("a9", "torn")}
     assert state.adapters_known == 1000

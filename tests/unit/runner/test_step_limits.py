@@ -59,11 +59,11 @@ def test_the_largest_step_that_memory_has_room_for_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("left", "gpus", "mib"),
     [
-        (MemoryLimit(60 * GIB, "container", 64 * GIB, own=True), 8, 16 << 10),
+        (MemoryLimit(60 * GIB, "container", 64 * GIB, is_group=True), 8, 16 << 10),
         (MemoryLimit(900 * GIB, "machine", 1024 * GIB), 8, 32 << 10),
         (MemoryLimit(900 * GIB, "machine", 1024 * GIB), 1, memory.MAX_HOST_MIB),
-        (MemoryLimit(8 * GIB, "container", 64 * GIB, own=True), 1, 4 << 10),
-        (MemoryLimit(1 * GIB, "container", 2 * GIB, own=True), 1, 1024),
+        (MemoryLimit(8 * GIB, "container", 64 * GIB, is_group=True), 1, 4 << 10),
+        (MemoryLimit(1 * GIB, "container", 2 * GIB, is_group=True), 1, 1024),
     ],
 )
 def test_copies_have_a_quarter_of_what_a_runner_may_take_of_the_host(left: MemoryLimit, gpus: int, mib: int) -> None:

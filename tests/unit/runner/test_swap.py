@@ -361,9 +361,9 @@ def test_copies_of_adapters_leave_host_memory_for_kv_but_for_the_one_that_the_kv
             step(pool)
     begin(pool, "old", 1)
     begin(pool, "new", 2, adapter="a")
-    assert set(pool.adapters.host.held) == {"other", "a"}
+    assert set(pool.adapters.host.adapters) == {"other", "a"}
     copied(pool, until_one_leaves(pool))
-    assert set(pool.adapters.host.held) == {"a"}
+    assert set(pool.adapters.host.adapters) == {"a"}
     assert pool.adapters.host.kv_bytes == 40
     assert not pool.adapters.host.reserve_kv(40, ""), "KV without its adapter is of no use"
 
@@ -408,11 +408,11 @@ def test_what_was_used_longest_ago_leaves_host_memory_and_pages_before_their_ada
     assert cached(host, b"more of a", "a")
     assert host.free_bytes == 0
     assert host.reserve_kv(20, "")
-    assert (list(host.held), list(host.cached)) == (["a"], [b"of a", b"of the base", b"more of a"])
+    assert (list(host.adapters), list(host.cached)) == (["a"], [b"of a", b"of the base", b"more of a"])
     assert cached(host, b"new", "")
-    assert (list(host.held), list(host.cached)) == (["a"], [b"of the base", b"more of a", b"new"])
+    assert (list(host.adapters), list(host.cached)) == (["a"], [b"of the base", b"more of a", b"new"])
     assert host.reserve_kv(60, "a"), "KV of a sequence is never refused for that of earlier prompts"
-    assert (list(host.held), list(host.cached)) == (["a"], []), "nor does it take the adapter that it needs"
+    assert (list(host.adapters), list(host.cached)) == (["a"], []), "nor does it take the adapter that it needs"
     assert not cached(host, b"newest", "a")
     check_host_cache(host)
 

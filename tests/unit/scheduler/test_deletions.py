@@ -101,7 +101,7 @@ def test_an_earlier_content_is_served_until_the_adapter_has_it_no_more(driver: D
     driver.change(RegistryChange(False, adapters=(replace(adapter("sha256:2", uid=uid), versions=earlier),)))
     driver.place("q", "sha256:1")
     assert pool.adapters.size("sha256:1") == (4, 100)
-    assert not pool.adapters.held
+    assert not pool.adapters.published
     driver.change(RegistryChange(False, adapters=(replace(adapter("sha256:2", uid=uid), versions=earlier[1:]),)))
     assert "sha256:1" in pool.adapters.draining
     driver.wait(31.0)

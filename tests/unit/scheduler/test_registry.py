@@ -535,7 +535,7 @@ def test_the_ends_of_requests_are_counted_for_a_canary_and_the_content_beside_it
     [uid] = driver.pool().adapters.by_digest["sha256:1"]
     spec = adapter("sha256:1", uid=uid)
     driver.change(with_canary(spec, "sha256:2", 10))
-    assert [a.digest for a in driver.pool().adapters.held.values()] == []
+    assert [a.digest for a in driver.pool().adapters.published.values()] == []
 
     def ends(name: str, digest: str, *, failed: bool = False) -> list[Any]:
         report = OutcomeReport(name, POOL, digest, 1, False, b"r", model_name=spec.model_name, failed=failed)
@@ -570,7 +570,7 @@ def test_a_canary_is_held_like_its_adapter(driver: Driver, pinned: bool, tier: T
     spec = replace(adapter("sha256:1", uid=uid), pinned=pinned, tier=tier)
     driver.change(with_canary(spec, "sha256:2", 10))
     adapters = driver.pool().adapters
-    found = adapters.held.get("sha256:2")
+    found = adapters.published.get("sha256:2")
     assert (found.tier if found else None) == held
     assert "sha256:2" not in adapters.pinned
 

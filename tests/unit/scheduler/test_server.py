@@ -89,7 +89,7 @@ class Stack:
         await peer.say(
             pb.RegistryToScheduler(snapshot=True, pools=[pool], adapters=[pb.AdapterDesired(route=route)], term=term)
         )
-        await until(lambda: self.server.core.state.registry.known)  # other streams may be read before this stream
+        await until(lambda: self.server.core.state.registry.is_known)  # other streams may be read before this stream
         return peer
 
     def metric(self, name: str, **labels: str) -> float:

@@ -50,6 +50,14 @@ def test_every_wrong_setting_is_told_with_flag_value_and_fault(
     assert "address 'nowhere' is not HOST:PORT" in "".join(lines)
 
 
+def test_a_variable_of_no_setting_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WEFT_Y__LEASE_MS", "0")
+    monkeypatch.setenv("WEFT_X__LEASES_MS", "0")
+    with pytest.raises(SystemExit):
+        Settings.parse([])
+    assert "unknown environment variables: WEFT_X__LEASES_MS; --help lists" in capsys.readouterr().err
+
+
 def test_help_names_the_rule_of_the_data_directory_and_no_folder_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

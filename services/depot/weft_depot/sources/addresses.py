@@ -27,18 +27,18 @@ _COMPATIBLE = ipaddress.IPv6Network("::/96")  # ::1 and :: are no forms of IPv4
 _PORTS = {"http": 80, "https": 443}
 
 
-def check_address(url: str, *, inside: bool, what: str) -> None:
+def check_address(url: str, *, inside: bool, subject: str) -> None:
     """Refuse a URL whose host is link-local, metadata or no host address; private and loopback unless `inside`.
 
     A name that is not found passes: a proxy may know it, and the connection fails otherwise.
     Raises Refused(EndpointNotAllowed).
     """
-    parts = split_url(url, what)
+    parts = split_url(url, subject)
     assert parts.hostname
-    checked_addresses(parts.hostname, parts.port or _PORTS[parts.scheme], inside=inside, what=what)
+    checked_addresses(parts.hostname, parts.port or _PORTS[parts.scheme], inside=inside, subject=subject)
 
 
-def checked_addresses(host: str, port: int, *, inside: bool, what: str) -> list[str]:
+def checked_addresses(host: str, port: int, *, inside: bool, subject: str) -> list[str]:
     """Resolve a name and return its addresses for a connection, none if the name is unknown.
 
     Raises Refused(EndpointNotAllowed) if one of the addresses is refused by the rules of `check_address`.
@@ -47,7 +47,7 @@ def checked_addresses(host: str, port: int, *, inside: bool, what: str) -> list[
     for address in addresses:
         if reason := _refusal(address, inside):
             raise Refused(
-                Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(host, 200)} is {address}, {reason}: not connected"
+                Reason.ENDPOINT_NOT_ALLOWED, f"{subject} {quoted(host, 200)} is {address}, {reason}: not connected"
             )
     return [str(address) for address in addresses]
 
@@ -55,11 +55,11 @@ def checked_addresses(host: str, port: int, *, inside: bool, what: str) -> list[
 def is_inside(url: str) -> bool:
     """Whether a host that a flag names is in a private network or on this machine."""
     parts = urlsplit(url)
-    found = addresses_of(parts.hostname or "", parts.port or 443)
-    return any(address.is_private for address in found)
+    addresses = addresses_of(parts.hostname or "", parts.port or 443)
+    return any(address.is_private for address in addresses)
 
 
-def split_url(url: str, what: str) -> SplitResult:
+def split_url(url: str, subject: str) -> SplitResult:
     """Split an http(s) URL with a host and nothing that hides one. Raises Refused(EndpointNotAllowed)."""
     try:
         parts = urlsplit(url)
@@ -67,17 +67,17 @@ def split_url(url: str, what: str) -> SplitResult:
     except ValueError:
         parts, usable = SplitResult("", "", "", "", ""), False
     if not usable or parts.username is not None or parts.password is not None or not url.isprintable():
-        raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(url, 200)} is not http(s)://HOST[:PORT]")
+        raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{subject} {quoted(url, 200)} is not http(s)://HOST[:PORT]")
     return parts
 
 
 def addresses_of(host: str, port: int) -> list[Address]:
     """Resolve a name now; empty when it is unknown here."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in found]
+    return [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in results]
 
 
 def _refusal(address: Address, inside: bool) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
 from weft_depot.credentials import Secret
+from weft_depot.files import FileFilter
 from weft_depot.sources.folder import FolderSnapshot, Root
-from weft_depot.sources.source import FileFilter, relative_parts
+from weft_depot.sources.source import relative_parts
 
 
 class FileSource:

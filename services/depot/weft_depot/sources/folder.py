@@ -18,7 +18,8 @@ from weft.artifacts.digest import is_file_name
 from weft.artifacts.errors import Reason, Refused
 from weft.chat_template import NAMED_FILE
 from weft.domain.text import quoted
-from weft_depot.sources.source import FileFilter, Identity, Marks
+from weft_depot.files import FileFilter
+from weft_depot.sources.source import Identity, Marks
 
 MAX_ENTRIES = 10_000
 # A file changed this recently before its `stat` may change again under the same time stamp.

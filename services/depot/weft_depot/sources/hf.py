@@ -21,10 +21,11 @@ from weft.artifacts.digest import MAX_FILE_BYTES, is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
+from weft_depot.files import FileFilter
 from weft_depot.sources.hub import Hub, Repo
 from weft_depot.sources.ranged import open_ranged
 from weft_depot.sources.retry_policy import RetryPolicy
-from weft_depot.sources.source import FileFilter, relative_parts
+from weft_depot.sources.source import relative_parts
 
 TOKEN_KEY = "token"  # noqa: S105 (the name of a key, not a token)
 DEFAULT_REVISION = "main"

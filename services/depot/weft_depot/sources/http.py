@@ -45,10 +45,12 @@ class Origin:
 
     def check(self, url: httpx2.URL) -> None:
         """Check a URL's address. Raises Refused(EndpointNotAllowed)."""
-        what = f"{self.name} leads to"
+        subject = f"{self.name} leads to"
         if self.url.startswith("https:") and url.scheme != "https":
-            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(str(url.host), 200)} without TLS: not followed")
-        check_address(str(url.copy_with(query=None, fragment=None)), inside=self.inside, what=what)
+            raise Refused(
+                Reason.ENDPOINT_NOT_ALLOWED, f"{subject} {quoted(str(url.host), 200)} without TLS: not followed"
+            )
+        check_address(str(url.copy_with(query=None, fragment=None)), inside=self.inside, subject=subject)
 
 
 class SourceHttp:
@@ -117,7 +119,7 @@ class _CheckedBackend(httpcore2.SyncBackend):
     ) -> httpcore2.NetworkStream:
         """Connect to the first address that answers. Raises Refused(EndpointNotAllowed), httpcore2.ConnectError."""
         error = httpcore2.ConnectError(f"the name {host} is unknown")
-        for address in checked_addresses(host, port, inside=self._inside, what="the name"):
+        for address in checked_addresses(host, port, inside=self._inside, subject="the name"):
             try:
                 return super().connect_tcp(address, port, timeout, local_address, socket_options)
             except httpcore2.ConnectError as refused:
@@ -143,8 +145,8 @@ def size_of(response: httpx2.Response) -> int | None:
     if match := _CONTENT_RANGE.fullmatch(response.headers.get("content-range", "")):
         return int(match[3])
     length = response.headers.get("content-length", "")
-    known = response.status_code == 200 and "content-encoding" not in response.headers
-    return int(length) if known and length.isascii() and length.isdigit() and len(length) < 16 else None
+    has_size = response.status_code == 200 and "content-encoding" not in response.headers
+    return int(length) if has_size and length.isascii() and length.isdigit() and len(length) < 16 else None
 
 
 def chunks(response: httpx2.Response) -> Iterator[bytes]:
@@ -164,8 +166,8 @@ def network_errors() -> Generator[None]:
 
 def retry_after(response: httpx2.Response) -> int | None:
     """The seconds that the server asks to wait."""
-    after = response.headers.get("retry-after", "")
-    return int(after) if after.isascii() and after.isdigit() and len(after) < 7 else None
+    delay = response.headers.get("retry-after", "")
+    return int(delay) if delay.isascii() and delay.isdigit() and len(delay) < 7 else None
 
 
 def too_many(about: str, seconds: int | None) -> Unavailable:

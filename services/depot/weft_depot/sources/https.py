@@ -21,10 +21,11 @@ from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.artifact_layout import MAX_TEXT_BYTES, MAX_WEIGHT_FILES, MODEL_INDEX, NAMED_FILES
 from weft_depot.credentials import Secret
+from weft_depot.files import FileFilter
 from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after, size_of, too_many
 from weft_depot.sources.ranged import open_ranged
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
-from weft_depot.sources.source import FileFilter, relative_parts
+from weft_depot.sources.source import relative_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,8 @@ def _meaning(response: httpx2.Response, repo: Repo, about: str) -> ArtifactError
     if code == "GatedRepo":
         return Refused(Reason.SOURCE_FORBIDDEN, f"{about} is gated; accept its terms there, and {_token(repo)}")
     if code in ("RevisionNotFound", "EntryNotFound"):
-        what = "revision" if code == "RevisionNotFound" else "file"
-        return Refused(Reason.SOURCE_NOT_FOUND, f"{about} has no such {what}")
+        missing = "revision" if code == "RevisionNotFound" else "file"
+        return Refused(Reason.SOURCE_NOT_FOUND, f"{about} has no such {missing}")
     if status in (401, 403) and code != "RepoNotFound":
         return Refused(Reason.SOURCE_FORBIDDEN, f"{about} answered {status}; {_token(repo)}")
     if status in (401, 404):

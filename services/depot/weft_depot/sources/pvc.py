@@ -13,9 +13,10 @@ from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
+from weft_depot.files import FileFilter
 from weft_depot.object_names import is_namespace, is_object_name
 from weft_depot.sources.folder import FolderSnapshot, Root
-from weft_depot.sources.source import FileFilter, relative_parts
+from weft_depot.sources.source import relative_parts
 
 
 class PvcSource:

@@ -17,10 +17,11 @@ from weft.artifacts.digest import TEMPLATES_FOLDER, is_file_name
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
+from weft_depot.files import FileFilter
 from weft_depot.sources.ranged import open_ranged, trimmed
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 from weft_depot.sources.s3_client import Clients, Endpoints, answer_of, s3_errors
-from weft_depot.sources.source import FileFilter, relative_parts
+from weft_depot.sources.source import relative_parts
 
 MAX_ENTRIES, MAX_LIST_PAGES = 10_000, 200
 PAGE = 250  # entries; a server may give fewer

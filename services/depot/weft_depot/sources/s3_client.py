@@ -51,22 +51,21 @@ class Endpoints:
         """Read the list. `allowed` are HOST, HOST:PORT or a URL; what an entry leaves out may be anything."""
         self._allowed, self._region = allowed, region
 
-    def parse(self, given: str | None) -> S3Endpoint:
+    def parse(self, text: str | None) -> S3Endpoint:
         """Read `source.endpoint`. Raises Refused(EndpointNotAllowed)."""
-        if given is None:
+        if text is None:
             return S3Endpoint(None, self._region)
-        parts = split_url(given if "://" in given else f"https://{given}", "the endpoint")
+        parts = split_url(text if "://" in text else f"https://{text}", "the endpoint")
         if parts.path.strip("/") or parts.query or parts.fragment:
             raise Refused(
-                Reason.ENDPOINT_NOT_ALLOWED,
-                f"the endpoint {quoted(given, 200)} has a path; write the bucket in the URI",
+                Reason.ENDPOINT_NOT_ALLOWED, f"the endpoint {quoted(text, 200)} has a path; write the bucket in the URI"
             )
         if parts.scheme == "https" and (aws := _AWS.fullmatch(parts.hostname or "")):
             return S3Endpoint(None, aws["region"])
         if not any(_allows(entry, parts) for entry in self._allowed):
             allowed = f"AWS{''.join(f', {entry}' for entry in self._allowed)} (--s3-endpoints of the depot)"
-            why = f"the endpoint {quoted(given, 200)} is not allowed here; allowed: {allowed}"
-            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, why)
+            message = f"the endpoint {quoted(text, 200)} is not allowed here; allowed: {allowed}"
+            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, message)
         return S3Endpoint(f"{parts.scheme}://{parts.netloc}", self._region)
 
 
@@ -84,7 +83,7 @@ class Clients:
         keys = keys_of(secret)
         inside = endpoint.url is None or is_inside(endpoint.url)  # AWS may have a private endpoint in the network
         if endpoint.url:
-            check_address(endpoint.url, inside=inside, what="the endpoint")
+            check_address(endpoint.url, inside=inside, subject="the endpoint")
         policy = self._policy
         with self._lock:
             client = s3_client(
@@ -106,7 +105,7 @@ class _Checked:
     def _new_conn(self) -> socket.socket:
         name = self._dns_host
         error = urllib3.exceptions.NewConnectionError(self, f"the name {name} is unknown")  # pyright: ignore
-        for address in checked_addresses(name, self.port, inside=self.inside, what="the endpoint"):
+        for address in checked_addresses(name, self.port, inside=self.inside, subject="the endpoint"):
             self._dns_host = address
             try:
                 return super()._new_conn()  # pyright: ignore
@@ -133,22 +132,22 @@ def keys_of(secret: Secret | None) -> dict[str, str]:
     """Read the keys of a Secret. Raises Refused(SecretInvalid)."""
     if secret is None:
         return {}
-    found = {key: value for key in KEYS if (value := secret.text(key)) is not None}
-    if missing := missing_keys(found):
+    parts = {key: value for key in KEYS if (value := secret.text(key)) is not None}
+    if missing := missing_keys(parts):
         raise secret.invalid(
             f"it has no key {' and no key '.join(map(repr, missing))}; s3: expects accessKeyId, secretAccessKey and, "
             "for temporary credentials, sessionToken"
         )
-    return found
+    return parts
 
 
-def answer_of(call: Callable[..., Any], **asked: Any) -> Any:
+def answer_of(call: Callable[..., Any], **arguments: Any) -> Any:
     """Make a call, whatever its server sends: numbers and dates in it raise what `int` and `dateutil` raise.
 
     Raises TransientError for an answer that cannot be read, and botocore's errors.
     """
     try:
-        return call(**asked)
+        return call(**arguments)
     except (ResponseParserError, ValueError, ArithmeticError, RuntimeError) as error:
         raise TransientError(f"its answer is not S3's ({type(error).__name__})") from error
 
@@ -175,13 +174,13 @@ def _meaning(error: ClientError, about: str) -> ArtifactError | TransientError:
     if code == "PreconditionFailed" or status == 412:
         return Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
     if code in _DENIED or status in (401, 403):
-        why = "give a Secret in credentialsRef that may list and get it, or correct the Secret's keys"
-        return Refused(Reason.SOURCE_FORBIDDEN, f"{about} answered {quoted(code)}; {why}")
+        help_ = "give a Secret in credentialsRef that may list and get it, or correct the Secret's keys"
+        return Refused(Reason.SOURCE_FORBIDDEN, f"{about} answered {quoted(code)}; {help_}")
     if code in ("NoSuchBucket", "NoSuchKey", "InvalidBucketName") or status == 404:
         return Refused(Reason.SOURCE_NOT_FOUND, f"{about}: {quoted(code)}; correct the URI or the endpoint")
     if status in (301, 307, 400) and code in ("PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed"):
-        why = "the bucket is in another region; set source.endpoint to https://s3.REGION.amazonaws.com"
-        return Refused(Reason.SOURCE_NOT_FOUND, f"{about}: {why}")
+        help_ = "the bucket is in another region; set source.endpoint to https://s3.REGION.amazonaws.com"
+        return Refused(Reason.SOURCE_NOT_FOUND, f"{about}: {help_}")
     return Unavailable(f"{about} answered {quoted(code)}, status {status}")
 
 

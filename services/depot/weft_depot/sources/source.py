@@ -4,32 +4,19 @@ It never follows a URI out of its allowed place. After the read it can tell whet
 state.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from weft.artifacts.depot_api import ResolveRequest
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
+from weft_depot.files import FileFilter, Files
 
 MAX_URI_CHARS = 2048
-FileFilter = Callable[[str], bool]
 Identity = tuple[int, int, int, int, int]  # device, inode, size, mtime_ns, ctime_ns
 Marks = tuple[tuple[str, Identity], ...]  # local paths, and the files that they led to
-
-
-class Files(Protocol):
-    """Named, readable files: a source's snapshot, a copy, or blobs."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The bytes of each file, by its plain name."""
-        ...
-
-    def open(self, name: str) -> BinaryIO:
-        """Open a file. The caller closes it. `open` and reads raise Refused, Unavailable."""
-        ...
 
 
 class Snapshot(Files, Protocol):

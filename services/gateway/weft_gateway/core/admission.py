@@ -110,7 +110,7 @@ class Admission:
         """
         if self.draining:
             return "draining"
-        if not self._routes.is_loaded:
+        if not self._routes.is_known:
             return "no route table from the scheduler yet"
         digests = sorted({pool.base_digest for pool in self._routes.pools.values() if pool.base_digest})
         tokenizers = [self._tokenizer(digest) for digest in digests]
@@ -154,7 +154,7 @@ class Admission:
 
     def _next_step(self, arrival: Arrival, now: float) -> Answer:
         """Decide a request's next step. Its pool tells the step: it has a pool from `resolve` on."""
-        if not arrival.pool and self._routes.is_loaded:
+        if not arrival.pool and self._routes.is_known:
             return Proceed(arrival.request_id)
         if failure := self.refusal(now, arrival.priority):
             return self._refuse(arrival, failure)
@@ -230,8 +230,8 @@ class Admission:
 
     def on_routes(self) -> list[Effect]:
         """Continue the requests that wait for a route table."""
-        waiting = [arrival for arrival in self._arrivals.values() if arrival.stage is Stage.ROUTES]
-        return [self._proceed(arrival) for arrival in waiting]
+        arrivals = [arrival for arrival in self._arrivals.values() if arrival.stage is Stage.ROUTES]
+        return [self._proceed(arrival) for arrival in arrivals]
 
     def on_tokenizer(self, event: TokenizerChanged) -> list[Effect]:
         if event.state is TokenizerState.REMOVED:
@@ -252,13 +252,13 @@ class Admission:
     def drain(self) -> list[Effect]:
         """Take no more requests, and refuse the held requests."""
         self.draining = True
-        waiting = [entry for entry in self._arrivals.values() if entry.stage in (Stage.ROUTES, Stage.TOKENIZER)]
-        return [self._refuse(arrival, STOPPING) for arrival in waiting]
+        arrivals = [one for one in self._arrivals.values() if one.stage in (Stage.ROUTES, Stage.TOKENIZER)]
+        return [self._refuse(arrival, STOPPING) for arrival in arrivals]
 
     def check(self, active_batch: int) -> None:
         """Check counts and waits. `active_batch`: submitted answers of batch priority. Raises AssertionError."""
-        assert self.arriving == sum(entry.n for entry in self._arrivals.values()), "requests before their submission"
-        arriving_batch = sum(entry.n for entry in self._arrivals.values() if entry.priority is Priority.BATCH)
+        assert self.arriving == sum(one.n for one in self._arrivals.values()), "requests before their submission"
+        arriving_batch = sum(one.n for one in self._arrivals.values() if one.priority is Priority.BATCH)
         assert self.batch == active_batch + arriving_batch, "answers of batch priority"
         for arrival in self._arrivals.values():
             waits = arrival.stage is not Stage.SHELL
@@ -271,9 +271,9 @@ class Admission:
         unknown = TokenizerState.LOADING if digest else TokenizerState.REMOVED
         return self._tokenizers.get(digest) or TokenizerChanged(digest, unknown)
 
-    def _wait(self, arrival: Arrival, stage: Stage, due: float) -> None:
-        arrival.stage, arrival.due = stage, due
-        self._timers.set((Deadline.ARRIVAL, arrival.request_id), due)
+    def _wait(self, arrival: Arrival, stage: Stage, deadline: float) -> None:
+        arrival.stage, arrival.due = stage, deadline
+        self._timers.set((Deadline.ARRIVAL, arrival.request_id), deadline)
 
     def _proceed(self, arrival: Arrival) -> Proceed:
         self._end_wait(arrival)

@@ -46,7 +46,7 @@ class AnswerText:
         A stop token belongs to the answer, but its text does only if the request includes it. Stop strings are searched
         after the first `min_tokens` (as in vLLM).
         """
-        text, stops, logprobs, request = "", self._stops, self._logprobs, self._request
+        text, stops, kept_text, request = "", self._stops, self._logprobs, self._request
         ends_at = len(event.tokens) - 1 if event.finish is FinishReason.STOP else None
         for index, token in enumerate(event.tokens[: request.max_tokens - len(tokens)]):
             tokens.append(token)
@@ -55,8 +55,8 @@ class AnswerText:
             if self._starts is not None:
                 self._starts.append(self._chars)
                 self._chars += len(chars)
-            if logprobs is not None:
-                logprobs.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
+            if kept_text is not None:
+                kept_text.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
             text += chars if len(tokens) <= request.sampling.min_tokens else stops.push(chars)
             if stops.matched:
                 self.stop = stops.matched
@@ -111,7 +111,7 @@ class StopMatcher:
             raise ValueError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters")
         self._stops, self._include = tuple(stops), include
         self._begun = [0] * len(stops)  # characters at the text's end that may begin each stop string
-        self._pending = ""  # the longest of these ends
+        self._kept_text = ""  # the longest of these ends
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
@@ -121,30 +121,30 @@ class StopMatcher:
         """
         if self.matched or not self._stops:
             return "" if self.matched else text
-        pending_chars, text = len(self._pending), self._pending + text
+        kept_chars, text = len(self._kept_text), self._kept_text + text
         size = keep = len(text)
-        matches: list[tuple[int, int]] = []
+        positions: list[tuple[int, int]] = []
         for index, stop in enumerate(self._stops):
-            start = pending_chars - self._begun[index]
+            start = kept_chars - self._begun[index]
             if (match := text.find(stop, start)) >= 0:
-                matches.append((match + len(stop), match))
+                positions.append((match + len(stop), match))
                 continue
             start = text.find(stop[0], max(start, size - len(stop)))
             while start >= 0 and not stop.startswith(text[start:]):
                 start = text.find(stop[0], start + 1)
             self._begun[index] = size - start if start >= 0 else 0
             keep = min(keep, size - self._begun[index])
-        if matches:
-            end, start = min(matches)
+        if positions:
+            end, start = min(positions)
             self.matched = text[start:end]
             return text[: end if self._include else start]
-        self._pending = text[keep:]
+        self._kept_text = text[keep:]
         return text[:keep]
 
     def flush(self) -> str:
         """Return the held text at the end of the answer."""
-        pending, self._pending = self._pending, ""
-        return "" if self.matched else pending
+        kept_text, self._kept_text = self._kept_text, ""
+        return "" if self.matched else kept_text
 
 
 class _Held(NamedTuple):
@@ -157,7 +157,7 @@ class HeldLogprobs:
 
     def __init__(self, bytes_of: BytesOf) -> None:
         self._bytes_of = bytes_of
-        self._pending: deque[_Held] = deque()
+        self._kept_logprobs: deque[_Held] = deque()
         self._decoded = self._released = 0  # characters
         self._begun = b""  # of a character
 
@@ -165,21 +165,21 @@ class HeldLogprobs:
         """Hold a token with `chars` completed characters; `begun`: the bytes of the unfinished character after it."""
         start = self._decoded + self._closes(token)
         self._decoded, self._begun = self._decoded + chars, begun
-        self._pending.append(_Held(TokenLogprobOut(token, logprob, start), self._decoded + bool(begun)))
+        self._kept_logprobs.append(_Held(TokenLogprobOut(token, logprob, start), self._decoded + bool(begun)))
 
     def release(self, chars: int) -> tuple[TokenLogprobOut, ...]:
         """Return the complete tokens after `chars` more characters of text."""
         self._released += chars
         released: list[TokenLogprobOut] = []
-        while self._pending and self._pending[0].end <= self._released:
-            released.append(self._pending.popleft().token)
+        while self._kept_logprobs and self._kept_logprobs[0].end <= self._released:
+            released.append(self._kept_logprobs.popleft().token)
         return tuple(released)
 
     def cut(self) -> tuple[TokenLogprobOut, ...]:
         """Return the token cut by a stop string at the end of the released text, if any. No token follows it."""
         cut: list[TokenLogprobOut] = []
-        while self._pending and self._pending[0].token.start < self._released:
-            cut.append(self._pending.popleft().token)
+        while self._kept_logprobs and self._kept_logprobs[0].token.start < self._released:
+            cut.append(self._kept_logprobs.popleft().token)
         return tuple(cut)
 
     def _closes(self, token: int) -> bool:

@@ -21,7 +21,7 @@ class NamePage:
 
     keys: Sequence[Key]
     total: int
-    has_more: bool
+    is_partial: bool
 
 
 class Directory:
@@ -36,10 +36,10 @@ class Directory:
             self._lists.clear()
             return
         for namespace, key in removed:
-            for keys in self._affected_lists(namespace, key[0]):
+            for keys in self._lists_of(namespace, key[0]):
                 del keys[bisect_left(keys, key)]
         for namespace, key in added:
-            for keys in self._affected_lists(namespace, key[0]):
+            for keys in self._lists_of(namespace, key[0]):
                 insort(keys, key)
 
     def keys(
@@ -49,7 +49,7 @@ class Directory:
         made = lambda: sorted(key for key in entries() if matches(models, key[0]))  # noqa: E731
         return self._lists.touch((namespace, models), made)
 
-    def _affected_lists(self, namespace: str, model: str) -> list[list[Key]]:
+    def _lists_of(self, namespace: str, model: str) -> list[list[Key]]:
         return [
             keys for (name, models), keys in self._lists.items() if name in (namespace, None) and matches(models, model)
         ]
@@ -69,6 +69,6 @@ def _pattern_of(models: tuple[str, ...]) -> re.Pattern[str]:
 def page_of(keys: Sequence[Key], search: str, skip: int, limit: int) -> NamePage:
     """Return a page of the entries with `search` in their model name, in any case, from the `skip`-th on."""
     needle = search.lower()
-    matching = (key for key in keys if needle in key[0].lower()) if needle else iter(keys)
-    part = list(islice(matching, skip, skip + limit))
-    return NamePage(part, len(keys), next(matching, None) is not None)
+    matches = (key for key in keys if needle in key[0].lower()) if needle else iter(keys)
+    part = list(islice(matches, skip, skip + limit))
+    return NamePage(part, len(keys), next(matches, None) is not None)

@@ -67,8 +67,10 @@ class PreparedRequest:
     answers: tuple[str, ...] = field(init=False)  # their ids
 
     def __post_init__(self) -> None:
-        single, n = (self.request_id,), self.n
-        object.__setattr__(self, "answers", single if n == 1 else tuple(f"{self.request_id}/{i}" for i in range(n)))
+        request_ids, n = (self.request_id,), self.n
+        object.__setattr__(
+            self, "answers", request_ids if n == 1 else tuple(f"{self.request_id}/{i}" for i in range(n))
+        )
 
 
 # ---------------------------------------------------------------- events

@@ -73,7 +73,7 @@ class Gateway:
         self._acking = False  # draining after the end of every answer
 
     @property
-    def unplaced(self) -> int:
+    def n_held(self) -> int:
         """Return the number of answers without a runner."""
         return sum(stream.running is None for stream in self.requests.values())
 
@@ -197,17 +197,17 @@ class Gateway:
                 raise TypeError(f"no message for a gateway: {message!r}")
 
     def _on_routes(self, change: Routes, now: float) -> list[Effect]:
-        first = not self.routes.is_loaded
+        first = not self.routes.is_known
         try:
             pools = self.routes.take(change)
         except RoutesGap:
-            already_resyncing, self._resyncing = self._resyncing, True
-            return [] if already_resyncing else [Send(SCHEDULER, ResyncRoutes())]
+            was_resyncing, self._resyncing = self._resyncing, True
+            return [] if was_resyncing else [Send(SCHEDULER, ResyncRoutes())]
         self._resyncing = False
         effects: list[Effect] = []
         if pools or not change.more:
             effects.append(events.RoutesChanged(first or bool(pools)))
-        if self.routes.is_loaded:
+        if self.routes.is_known:
             effects += self.admission.on_routes()
         for pool in pools:
             effects += self._on_availability(pool, now)
@@ -246,17 +246,17 @@ class Gateway:
             case _:
                 return []  # Draining: Ended follows for each sequence
         effects: list[Effect] = []
-        for part in spoken:
-            stream = self.requests.get(part.request_id)
+        for runner in spoken:
+            stream = self.requests.get(runner.request_id)
             if stream is None:
                 continue
             running = stream.running
-            foreign = running and running.epoch == part.epoch and running.runner != session.runner
+            foreign = running and running.epoch == runner.epoch and running.runner != session.runner
             if foreign and not stream.speaks(session.runner):
-                reason = f"it speaks for request {part.request_id!r}, but its epoch belongs to a different runner"
+                reason = f"it speaks for request {runner.request_id!r}, but its epoch belongs to a different runner"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._advance(stream, part, now, session.runner)
+            effects += self._advance(stream, runner, now, session.runner)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -309,17 +309,17 @@ class Gateway:
         self, stream: RequestStream, event: StreamEvent, now: float, runner: RunnerId | None = None
     ) -> list[Effect]:
         """Apply an event to a stream; `runner`: its sender. A bug ends only this answer."""
-        request_id, previous, deadline = stream.request_id, stream.runners, stream.hold_deadline
+        request_id, old_runners, deadline = stream.request_id, stream.runners, stream.hold_deadline
         try:
             effects: list[Effect] = stream.handle(event, now, runner)  # pyright: ignore[reportAssignmentType] (a new list)
-            present = stream.runners
-            if present is previous and present:
+            runners = stream.runners
+            if runners is old_runners and runners:
                 return effects  # nothing but tokens
-            for located in previous:
-                if located not in present:
+            for located in old_runners:
+                if located not in runners:
                     self.sessions.leave(located.peer, request_id, now)
             opened: list[Effect] = []
-            for located in present:
+            for located in runners:
                 for old in self.sessions.replaced_by(located):
                     opened += self._close(old, "a new incarnation took its place", now)
                 opened += self.sessions.enter(located, request_id, stream.request.route.pool, now)
@@ -401,7 +401,7 @@ class Gateway:
         self._acking = True
         self._timers.set(_DRAIN, now + ACK_S)
         aborted = [events.RequestAborted(request_id, _STOPPED) for request_id in self.requests]
-        return [effect for event in aborted for effect in self._apply(event.request_id, event, now)]
+        return [effect for stream in aborted for effect in self._apply(stream.request_id, stream, now)]
 
     def _drained(self, now: float) -> list[Effect]:
         if _DRAIN not in self._timers:

@@ -45,11 +45,11 @@ class UsageSum:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def add(self, addend: "UsageSum") -> None:
-        self.requests += addend.requests
-        self.failed += addend.failed
-        self.prompt_tokens += addend.prompt_tokens
-        self.completion_tokens += addend.completion_tokens
+    def add(self, usage: "UsageSum") -> None:
+        self.requests += usage.requests
+        self.failed += usage.failed
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
 
 
 @dataclass(slots=True)
@@ -64,14 +64,14 @@ class Tally:
 
     @property
     def errors(self) -> Counter[tuple[int, str]]:
-        return Counter({answer: count for answer, count in self.answers.items() if answer[0] >= FAILED})
+        return Counter({status: count for status, count in self.answers.items() if status[0] >= FAILED})
 
-    def add(self, addend: "Tally") -> None:
-        self.ttft.update(addend.ttft)
-        self.token.update(addend.token)
-        self.total.update(addend.total)
-        self.answers.update(addend.answers)
-        self.usage.add(addend.usage)
+    def add(self, tally: "Tally") -> None:
+        self.ttft.update(tally.ttft)
+        self.token.update(tally.token)
+        self.total.update(tally.total)
+        self.answers.update(tally.answers)
+        self.usage.add(tally.usage)
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Minute:
     number: int  # since the clock's zero
     tallies: dict[str | None, Tally] = field(default_factory=lambda: {EVERYBODY: Tally()})
 
-    def tallies_for(self, namespace: str | None) -> Iterable[Tally]:
+    def tallies_of(self, namespace: str | None) -> Iterable[Tally]:
         """Yield the tallies of a namespace; None: of an unknown caller."""
         yield self.tallies[EVERYBODY]
         if namespace is None:
@@ -99,20 +99,20 @@ class History:
 
     def answered(self, namespace: str | None, status: int, code: str, now: float) -> None:
         """Count an answer to a client. `code`: of an error, or ""; `namespace` None: an unknown caller."""
-        for tally in self._minute(now).tallies_for(namespace):
+        for tally in self._minute(now).tallies_of(namespace):
             tally.answers[status, code] += 1
             tally.usage.requests += 1
             tally.usage.failed += status >= FAILED
 
     def used(self, namespace: str, prompt_tokens: int, completion_tokens: int, now: float) -> None:
         """Count the billed tokens of an answer."""
-        for tally in self._minute(now).tallies_for(namespace):
+        for tally in self._minute(now).tallies_of(namespace):
             tally.usage.prompt_tokens += prompt_tokens
             tally.usage.completion_tokens += completion_tokens
 
     def timed(self, namespace: str, ttft_s: float | None, token_s: float | None, total_s: float, now: float) -> None:
         """Count the times of an answer with a waiting client."""
-        for tally in self._minute(now).tallies_for(namespace):
+        for tally in self._minute(now).tallies_of(namespace):
             tally.total[bucket_of(total_s)] += 1
             if ttft_s is not None:
                 tally.ttft[bucket_of(ttft_s)] += 1
@@ -122,9 +122,9 @@ class History:
     def minutes(self, namespace: str | None, now: float) -> list[Tally]:
         """Return the last MINUTES minutes, the present minute last; empty tallies without answers. None: all
         namespaces."""
-        by_minute = {minute.number: minute.tallies.get(namespace) for minute in self._minutes}
+        tallies = {minute.number: minute.tallies.get(namespace) for minute in self._minutes}
         present = int(now // 60)
-        return [by_minute.get(number) or Tally() for number in range(present - MINUTES + 1, present + 1)]
+        return [tallies.get(number) or Tally() for number in range(present - MINUTES + 1, present + 1)]
 
     def by_namespace(self, now: float) -> dict[str, UsageSum]:
         """Sum the last hour of each namespace. A minute holds at most MAX_NAMESPACES."""

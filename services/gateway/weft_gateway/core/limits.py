@@ -224,7 +224,7 @@ class Limiter:
         """Return the remainder by the tightest rule; None: no rule limits it."""
         meters = [self._bucket(rule, now).meters.get(metric) for rule in rules]
         remaining = [Remaining(meter.limit, meter.remaining, meter.reset_s) for meter in meters if meter is not None]
-        return min(remaining, key=lambda entry: entry.remaining, default=None)
+        return min(remaining, key=lambda limit: limit.remaining, default=None)
 
     def report(self, now: float) -> LimitReport:
         """Return the use since the last report, for further gateways."""
@@ -262,7 +262,7 @@ class Limiter:
     def forget(self, now: float) -> None:
         """Forget silent gateways, and the unused rules among the next SWEEP rules. Not to be called while this gateway
         is disconnected."""
-        for gateway in [name for name, at in self._reported_at.items() if now - at > SILENT_S]:
+        for gateway in [gateway_id for gateway_id, at in self._reported_at.items() if now - at > SILENT_S]:
             del self._reported_at[gateway]
             self._end_running(gateway)
         for name in list(islice(self._buckets, SWEEP)):

@@ -32,7 +32,7 @@ class RefusalPacing:
 
     def __init__(self) -> None:
         self._used: LruDict[str, tuple[float, float]] = LruDict(MAX_TENANTS)  # debt of quick refusals; its time
-        self._paused = Counter[str]()
+        self._delayed = Counter[str]()
 
     def begin(self, tenant: str, now: float) -> RefusalPace:
         """Count a refusal; `end` follows a held refusal."""
@@ -41,13 +41,13 @@ class RefusalPacing:
         if used < QUICK_BURST:
             self._used[tenant] = used + 1.0, now
             return AT_ONCE
-        if self._paused[tenant] >= MAX_HELD:
+        if self._delayed[tenant] >= MAX_HELD:
             return RefusalPace(0.0, closes=True)
-        self._paused[tenant] += 1
+        self._delayed[tenant] += 1
         return RefusalPace(HOLD_S)
 
     def end(self, tenant: str) -> None:
         """Note the answer of a held refusal, or the loss of its client."""
-        self._paused[tenant] -= 1
-        if not self._paused[tenant]:
-            del self._paused[tenant]
+        self._delayed[tenant] -= 1
+        if not self._delayed[tenant]:
+            del self._delayed[tenant]

@@ -56,9 +56,9 @@ ANY_NAMESPACE = Principal(None)
 
 @dataclass(slots=True)
 class RouteIndex(RouteBook):
-    """The route table of a gateway. `is_loaded`: a scheduler has sent a table. `limited`: a key has, or had, limits."""
+    """The route table of a gateway. `is_known`: a scheduler has sent a table. `limited`: a key has, or had, limits."""
 
-    is_loaded: bool = False
+    is_known: bool = False
     limited: bool = False
     _bases: dict[str, Route] = field(default_factory=dict[str, Route])  # by model name
     _adapters: dict[str, dict[str, Route]] = field(default_factory=dict[str, dict[str, Route]])  # by namespace, by name
@@ -86,7 +86,7 @@ class RouteIndex(RouteBook):
                 self._by_digest[route.digest] = route.model_name
         self._names.change(_keys(routes.values()), _keys(change.routes))
         self._take_unserved(unserved, change)
-        self.is_loaded |= not change.more
+        self.is_known |= not change.more
         self.limited |= any(key.limits for key in change.keys)
         names = {*pools, *(pool.name for pool in change.pools)}
         return sorted(name for name in names if pools.get(name) != self.pools.get(name))
@@ -113,8 +113,8 @@ class RouteIndex(RouteBook):
     def visible(self, principal: Principal) -> Iterator[tuple[Route, PoolRoute]]:
         """Yield everything the caller may use, bases first, then by name. The table may change during the reading."""
         for name in (*sorted(self._bases), *[name for name, _ in self._served(principal)]):
-            if entry := self.find(name, principal):
-                yield entry
+            if located := self.find(name, principal):
+                yield located
 
     def adapters(self, principal: Principal, search: str, skip: int, limit: int) -> tuple[list[Route], NamePage]:
         """Return a page of the caller's served adapters, by name."""
@@ -176,7 +176,7 @@ class RouteIndex(RouteBook):
         for unserved in change.unserved:
             self._unserved.setdefault(unserved.namespace, {})[unserved.uid] = unserved
         removed, added = (
-            [(unserved.namespace, _key(unserved)) for unserved in group] for group in (left.values(), change.unserved)
+            [(entry.namespace, _key(entry)) for entry in group] for group in (left.values(), change.unserved)
         )
         self._unserved_names.change(removed, added)
 
@@ -200,14 +200,14 @@ def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
     """Return the route to a pinned content. Raises UnknownVersion."""
     versions = versions_of(route, pool)
     if pin.startswith(DIGEST_PREFIX) and len(pin) >= len(DIGEST_PREFIX) + MIN_PIN_HEX:
-        matching = [version for version in versions if version.digest.startswith(pin)]
+        matches = [version for version in versions if version.digest.startswith(pin)]
     else:
-        matching = [version for version in versions if version.name == pin != ""]
-    if len(matching) != 1:
+        matches = [version for version in versions if version.name == pin != ""]
+    if len(matches) != 1:
         raise UnknownVersion(route.model_name, pin, versions)
-    if route.digest in (BASE, matching[0].digest):
+    if route.digest in (BASE, matches[0].digest):
         return route
-    return _to_version(route, matching[0])
+    return _to_version(route, matches[0])
 
 
 def route_of_draw(route: Route, key: str) -> Route:
@@ -233,8 +233,8 @@ def _may_use_base(pool: PoolRoute, namespace: str) -> bool:
     return pool.shared_all or namespace == pool.name.partition("/")[0] or namespace in pool.shared_namespaces
 
 
-def _key(route: Route | Unserved) -> Key:
-    return route.model_name, route.uid
+def _key(served: Route | Unserved) -> Key:
+    return served.model_name, served.uid
 
 
 def _keys(routes: Iterable[Route]) -> list[tuple[str, Key]]:
@@ -243,7 +243,7 @@ def _keys(routes: Iterable[Route]) -> list[tuple[str, Key]]:
 
 
 def _names(
-    by_namespace: Mapping[str, Mapping[str, Route]] | Mapping[str, Mapping[str, Unserved]], namespace: str | None
+    tables: Mapping[str, Mapping[str, Route]] | Mapping[str, Mapping[str, Unserved]], namespace: str | None
 ) -> Iterator[Key]:
-    for entries in by_namespace.values() if namespace is None else (by_namespace.get(namespace, {}),):
+    for entries in tables.values() if namespace is None else (tables.get(namespace, {}),):
         yield from map(_key, entries.values())

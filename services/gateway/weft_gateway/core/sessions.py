@@ -74,8 +74,8 @@ class SessionTable:
 
     def check(self, running: dict[Peer, set[str]]) -> None:
         """Check the sessions. `running`: the running requests by runner. Raises AssertionError."""
-        entered = {entry.peer: set(entry.requests) for entry in self._open.values() if entry.requests}
-        assert entered == running, "the requests of a session differ from the running requests"
+        requests_by_peer = {one.peer: set(one.requests) for one in self._open.values() if one.requests}
+        assert requests_by_peer == running, "the requests of a session differ from the running requests"
         for peer, session in self._open.items():
             watched = (Deadline.SESSION, peer.name) in self._timers
             assert watched == (not (session.ready and session.requests)), "an unused session has a deadline"

@@ -132,8 +132,8 @@ def runner_peer(runner: RunnerId) -> Peer:
     return Peer(Kind.RUNNER, f"{runner.uuid}/{runner.incarnation}")
 
 
-def _located(placement: Assign | TokenRunner) -> Located:
-    return Located(placement.runner, placement.address, runner_peer(placement.runner))
+def _located(place: Assign | TokenRunner) -> Located:
+    return Located(place.runner, place.address, runner_peer(place.runner))
 
 
 class RequestStream:
@@ -180,8 +180,8 @@ class RequestStream:
         self._class_before = ""  # numerics class of the tokens of earlier epochs
         # Log probabilities of the prompt so far, None for its first token. None: no more to report. They belong to the
         # first answer.
-        returns_prompt_logprobs = request.sampling.prompt_logprobs is not None and index == 0
-        self._prompt_logprobs: list[TokenLogprob | None] | None = [None] if returns_prompt_logprobs else None
+        has_logprobs = request.sampling.prompt_logprobs is not None and index == 0
+        self._prompt_logprobs: list[TokenLogprob | None] | None = [None] if has_logprobs else None
         self._state = b""  # of a pooled request
         self._begun = False  # the present epoch has produced something
         self.doublings = self._doublings_now = 0  # of reservations: over all epochs, in the present epoch
@@ -367,8 +367,8 @@ class RequestStream:
 
     def _frozen(self, frozen: Frozen, now: float) -> list[StreamEffect]:
         """Take over from the previous epoch. All its tokens are here, and its KV is on the way to the new runner."""
-        previous, running = self._freezing, self.running
-        if previous is None or running is None or frozen.epoch != previous.epoch:
+        freezing, running = self._freezing, self.running
+        if freezing is None or running is None or frozen.epoch != freezing.epoch:
             return []
         if frozen.emitted_tokens != len(self.tokens):
             return [*self._stop_all(), *self._recompute(now)]
@@ -510,9 +510,9 @@ class RequestStream:
         text = self._text.append(event, self.tokens)
         if event.draft_use is not None:  # tokens cut by a stop string do not belong to the answer
             accepted, rejected = event.draft_use
-            used = min(accepted, len(self.tokens) - seen)
+            n_tokens = min(accepted, len(self.tokens) - seen)
             self.draft_use = DraftUse(
-                self.draft_use.accepted + used, self.draft_use.rejected + accepted - used + rejected
+                self.draft_use.accepted + n_tokens, self.draft_use.rejected + accepted - n_tokens + rejected
             )
         effects: list[StreamEffect] = []
         if not self._begun:

@@ -53,7 +53,7 @@ class AnswerForm:
             return spelled_bytes_of
         return bytes_of if self.is_plain else showing(bytes_of, self.marks)
 
-    def complete(self, prompt: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> "AnswerForm":
+    def completed_by(self, prompt: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> "AnswerForm":
         """Complete the form by the end of a prompt, in case the prompt begins or ends the reasoning."""
         end = spelled(prompt[-PROMPT_END_TOKENS:]).rstrip() if self.template else ""
         around = self.template and self.template.reasoning_before(end)

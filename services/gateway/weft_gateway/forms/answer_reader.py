@@ -60,8 +60,8 @@ class AnswerReader:
 
     def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
         max_calls = 1 if self._form.one_call else math.inf
-        selected = [part for part in parts if isinstance(part, Content) or part.number < max_calls]
-        return [delta for part in selected if (delta := self._delta(part)) is not None]
+        used = [part for part in parts if isinstance(part, Content) or part.number < max_calls]
+        return [delta for part in used if (delta := self._delta(part)) is not None]
 
     def _delta(self, part: Part) -> dict[str, Any] | None:
         match part:
@@ -70,8 +70,8 @@ class AnswerReader:
                 return {"content": content} if content else None
             case CallBegun(number, name):
                 assert self._form.tools
-                identity = {"id": call_id(self._form.tools, self._answer_id, number), "type": "function"}
-                return {"tool_calls": [{"index": number, **identity, "function": {"name": name, "arguments": ""}}]}
+                call = {"id": call_id(self._form.tools, self._answer_id, number), "type": "function"}
+                return {"tool_calls": [{"index": number, **call, "function": {"name": name, "arguments": ""}}]}
             case ArgumentsPart(number, text):
                 return {"tool_calls": [{"index": number, "function": {"arguments": spelled(text)}}]}
 

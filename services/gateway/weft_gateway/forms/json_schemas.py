@@ -70,7 +70,7 @@ def rebase_references(schema: Any, place: str) -> Any:
     return part
 
 
-def keep_enforceable(schema: Any, options: Options, *, root_name: str = "") -> Any:
+def keep_enforceable(schema: Any, options: Options, *, where: str = "") -> Any:
     """Return a schema within the keywords of llguidance.
 
     A lenient schema loses the keywords without enforcement. A strict schema raises ValueError with the first such
@@ -79,12 +79,12 @@ def keep_enforceable(schema: Any, options: Options, *, root_name: str = "") -> A
     fault = _find_fault(schema, options, schema)
     if not fault:
         return schema
-    reduced = _drop_faults(schema, options)
+    enforceable = _drop_faults(schema, options)
     if options["lenient"]:
-        return reduced
-    path, part = _find_dropped(schema, reduced)
+        return enforceable
+    path, part = _find_dropped(schema, enforceable)
     places = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in path)
-    place = f"{root_name}{places}".removeprefix(".")
+    place = f"{where}{places}".removeprefix(".")
     raise ValueError(f"{place}: {_find_fault(part, options, schema) or fault}" if place else fault)
 
 
@@ -109,22 +109,22 @@ def _drop_faults(schema: Any, options: Options) -> Any:
 def _keep(schema: Any, options: Options, root: Any) -> Any:
     if not _find_fault(schema, options, root):
         return schema
-    reduced: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, value in schema.items() if isinstance(schema, dict) else ():
         inside = _inside(key, value, partial(_keep, options=options, root=root))
-        if not _find_fault({**reduced, key: inside}, options, root):
-            reduced[key] = inside
-    return reduced
+        if not _find_fault({**members, key: inside}, options, root):
+            members[key] = inside
+    return members
 
 
-def _find_dropped(schema: Any, reduced: Any) -> tuple[list[Any], Any]:
-    """Return the path to the first part missing in `reduced`, and the schema around it."""
+def _find_dropped(schema: Any, enforceable: Any) -> tuple[list[Any], Any]:
+    """Return the path to the first part missing in `enforceable`, and the schema around it."""
     steps: Any = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
     for step, value in steps:
-        if isinstance(reduced, dict) and step not in reduced:
+        if isinstance(enforceable, dict) and step not in enforceable:
             return [step], schema
-        if value != reduced[step]:
-            path, part = _find_dropped(value, reduced[step])
+        if value != enforceable[step]:
+            path, part = _find_dropped(value, enforceable[step])
             return [step, *path], part
     return [], schema
 

@@ -28,7 +28,7 @@ class PythonCalls:
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = marks
         self._mark = re.compile("|".join(map(re.escape, marks)))
-        self._buffer, self._at = "", 0  # the text, and the length read of it: an answer may come in a single piece
+        self._pending, self._at = "", 0  # the text, and the length read of it: an answer may come in a single piece
         self._inside = False  # after a mark: a call may follow
         self._open: list[str] = []  # brackets to close the call
         self._awaits_key = False
@@ -36,23 +36,23 @@ class PythonCalls:
 
     def push(self, text: str) -> str:
         """Return the text certain by now."""
-        self._buffer, self._at, written = self._buffer[self._at :] + text, 0, list[str]()
+        self._pending, self._at, written = self._pending[self._at :] + text, 0, list[str]()
         while (part := self._step()) is not None:
             written.append(part)
         return "".join(written)
 
     def flush(self) -> str:
         """Return the remaining text at the end of the answer."""
-        rest, self._buffer, self._at = self._buffer[self._at :], "", 0
-        return rest
+        pending, self._pending, self._at = self._pending[self._at :], "", 0
+        return pending
 
     def _take(self, end: int) -> str:
-        part, self._at = self._buffer[self._at : end], end
-        return part
+        piece, self._at = self._pending[self._at : end], end
+        return piece
 
     def _step(self) -> str | None:
         """Read the next part; None: more text is needed."""
-        if self._at == len(self._buffer):
+        if self._at == len(self._pending):
             return None
         if self._quote:
             return self._in_text()
@@ -60,29 +60,29 @@ class PythonCalls:
             return self._in_call()
         if not self._inside:
             return self._find_mark()
-        if head := _HEAD.match(self._buffer, self._at):
+        if head := _HEAD.match(self._pending, self._at):
             self._take(head.end())
             self._open, self._awaits_key = [")"], True
             return f'{head[1]}{{"name": {json.dumps(head[2])}, "arguments": {{'
-        if _HEAD_BEGUN.fullmatch(self._buffer, self._at):
+        if _HEAD_BEGUN.fullmatch(self._pending, self._at):
             return None
         self._inside = False
         return ""
 
     def _find_mark(self) -> str | None:
-        if match := self._mark.search(self._buffer, self._at):
+        if match := self._mark.search(self._pending, self._at):
             self._inside = True
             return self._take(match.end())
-        return self._take(len(self._buffer) - begun(self._buffer[self._at :], self._marks)) or None
+        return self._take(len(self._pending) - begun(self._pending[self._at :], self._marks)) or None
 
     def _in_call(self) -> str | None:
-        if self._awaits_key and (key := _KEY.match(self._buffer, self._at)):
-            if key.end() == len(self._buffer):
+        if self._awaits_key and (key := _KEY.match(self._pending, self._at)):
+            if key.end() == len(self._pending):
                 return None
             self._take(key.end())
             self._awaits_key = False
             return f"{key[1]}{json.dumps(key[2])}: "
-        if self._awaits_key and _KEY_BEGUN.fullmatch(self._buffer, self._at):
+        if self._awaits_key and _KEY_BEGUN.fullmatch(self._pending, self._at):
             return None
         char = self._take(self._at + 1)
         match char:
@@ -105,9 +105,9 @@ class PythonCalls:
         return char
 
     def _in_text(self) -> str | None:
-        if plain := _PLAIN.match(self._buffer, self._at):
+        if plain := _PLAIN.match(self._pending, self._at):
             return self._take(plain.end())
-        char = self._buffer[self._at]
+        char = self._pending[self._at]
         if char == "\\":  # the last character: an earlier backslash is plain together with its successor
             return None
         self._take(self._at + 1)

@@ -20,7 +20,7 @@ class ReasoningParser:
         # A grammar ends the reasoning by its mark, so calls are not looked for inside.
         self._tools = None if form.output else form.tools
         self._call = self._tools and call_begins(self._tools)
-        self._buffer, self._n_chars, self.span = "", 0, (0, 0)
+        self._pending, self._n_chars, self.span = "", 0, (0, 0)
         self._inside: bool | None = form.in_reasoning or None  # None: not known yet
         self._at_edge = True  # drops white space at the current position
         has_response = form.template is not None and form.template.has_response
@@ -28,7 +28,7 @@ class ReasoningParser:
 
     def push(self, text: str) -> tuple[str, str]:
         """Return the reasoning and content certain by now."""
-        self._buffer += text
+        self._pending += text
         self._n_chars += len(text)
         if self._inside is None and not self._begin():
             return "", ""
@@ -37,12 +37,12 @@ class ReasoningParser:
 
     def flush(self) -> tuple[str, str]:
         """Return the remaining reasoning and content at the end of the answer."""
-        rest, self._buffer = self._buffer, ""
+        pending, self._pending = self._pending, ""
         if not self._inside:
-            return "", rest
-        at = self._call_at(rest)
-        self._end_at(self._n_chars - len(rest) + at)
-        return rest[:at].rstrip(), rest[at:]
+            return "", pending
+        at = self._call_at(pending)
+        self._end_at(self._n_chars - len(pending) + at)
+        return pending[:at].rstrip(), pending[at:]
 
     @property
     def is_over(self) -> bool:
@@ -64,13 +64,13 @@ class ReasoningParser:
 
     def _begin(self) -> bool:
         """Decide whether the answer begins with reasoning; False: more text has to come."""
-        text = self._buffer.lstrip()
+        text = self._pending.lstrip()
         if self._begin_mark.startswith(text):
             return False
         self._inside = text.startswith(self._begin_mark)
         if self._inside:
-            self._buffer = text[len(self._begin_mark) :]
-            self.span = (self._n_chars - len(self._buffer),) * 2
+            self._pending = text[len(self._begin_mark) :]
+            self.span = (self._n_chars - len(self._pending),) * 2
         else:
             self._at_edge = False
         return True
@@ -78,34 +78,34 @@ class ReasoningParser:
     def _read(self) -> str:
         """Take the certain reasoning, without white space before its possible end."""
         if self._at_edge:
-            self._buffer = self._buffer.lstrip()
-        reasoning, mark, rest = self._buffer.partition(self._end_mark)
+            self._pending = self._pending.lstrip()
+        reasoning, mark, rest = self._pending.partition(self._end_mark)
         if mark:
-            self._buffer, self._inside, self._at_edge = rest, False, True
+            self._pending, self._inside, self._at_edge = rest, False, True
             self._end_at(self._n_chars - len(rest) - len(mark))
             return reasoning.rstrip()
-        partial_chars = begun(reasoning, [self._end_mark])
+        n_kept = begun(reasoning, [self._end_mark])
         call = self._call and self._call.search(reasoning)
-        certain = reasoning[: min(len(reasoning) - partial_chars, call.start() if call else len(reasoning))].rstrip()
-        self._buffer = reasoning[len(certain) :]
-        self._end_at(self._n_chars - len(self._buffer))
+        certain = reasoning[: min(len(reasoning) - n_kept, call.start() if call else len(reasoning))].rstrip()
+        self._pending = reasoning[len(certain) :]
+        self._end_at(self._n_chars - len(self._pending))
         self._at_edge = self._at_edge and not certain
         return certain
 
     def _content(self) -> str:
         begin, end = RESPONSE
         if self._at_edge:
-            self._buffer = self._buffer.lstrip()
-            if self._mark == begin and begin.startswith(self._buffer):
+            self._pending = self._pending.lstrip()
+            if self._mark == begin and begin.startswith(self._pending):
                 return ""
             if self._mark == begin:
-                self._mark = end if self._buffer.startswith(begin) else ""
-                self._buffer = self._buffer.removeprefix(begin).lstrip()
-        content, self._buffer = self._buffer, ""
+                self._mark = end if self._pending.startswith(begin) else ""
+                self._pending = self._pending.removeprefix(begin).lstrip()
+        content, self._pending = self._pending, ""
         if self._mark == end:
             content, mark, rest = content.partition(end)
             certain = content[: len(content) - begun(content, [end])].rstrip()
-            content, self._buffer = (certain + rest, "") if mark else (certain, content[len(certain) :])
+            content, self._pending = (certain + rest, "") if mark else (certain, content[len(certain) :])
             self._mark = "" if mark else end
         self._at_edge = self._at_edge and not content
         return content

@@ -84,12 +84,12 @@ def with_tools(
     *,
     several: bool,
     is_free: bool = False,
-    only_function: str | None = None,
+    function_name: str | None = None,
 ) -> StructuredOutput:
     """Bind an answer to calls of tools (OpenAI's functions) or to `answer`; None: the answer has to call.
 
-    `is_free`: the answer may also be text, or have text before the calls; only arguments of strict tools are then bound
-    to their schema. `only_function`: the only permitted function. Calls have the format of the model's family. Raises
+    With `is_free` the answer may also be text, with text before the calls, and only arguments of strict tools follow
+    their schema. `function_name` names the only callable function. Calls have the form of the model's family. Raises
     ParameterError if calls and `answer` exclude each other.
     """
     if answer is not None and answer.kind != "json":
@@ -97,7 +97,7 @@ def with_tools(
         raise ParameterError(text, param=answer.param)
     alternative = answer and {"text": answer.text, "options": _options(answer)}
     answer_form = describe_answer(
-        tools, written, alternative, several=several, is_free=is_free, only_function=only_function
+        tools, written, alternative, several=several, is_free=is_free, function_name=function_name
     )
     return StructuredOutput("tools", "tools", json.dumps(answer_form))
 
@@ -186,21 +186,23 @@ def _of_vllm(value: Any) -> list[StructuredOutput]:
         return []
     if not isinstance(value, dict):
         raise ParameterError(f"{name} has to be an object.", param=name)
-    fields = {key: item for key, item in value.items() if item is not None and (key not in _FLAGS or item is not False)}
-    if wrong := next((key for key in _FLAGS if fields.get(key, True) is not True), None):
+    members = {
+        key: item for key, item in value.items() if item is not None and (key not in _FLAGS or item is not False)
+    }
+    if wrong := next((key for key in _FLAGS if members.get(key, True) is not True), None):
         raise _wrong(f"{name}.{wrong}", "true or false")
-    fields.pop("disable_fallback", None)  # there is one engine
-    if fields.pop("disable_any_whitespace", False) and fields.keys() & {"json", "json_object"}:
-        fields.setdefault("whitespace_pattern", "")
-    check_names(name, fields, (*_FORMS, "whitespace_pattern"))
-    has_whitespace = "whitespace_pattern" in fields
-    whitespace = fields.pop("whitespace_pattern", WHITESPACE)
+    members.pop("disable_fallback", None)  # there is one engine
+    if members.pop("disable_any_whitespace", False) and members.keys() & {"json", "json_object"}:
+        members.setdefault("whitespace_pattern", "")
+    check_names(name, members, (*_FORMS, "whitespace_pattern"))
+    has_whitespace = "whitespace_pattern" in members
+    whitespace = members.pop("whitespace_pattern", WHITESPACE)
     if not isinstance(whitespace, str):
         raise _wrong(f"{name}.whitespace_pattern", "a string")
-    if has_whitespace and not fields.keys() & {"json", "json_object"}:
+    if has_whitespace and not members.keys() & {"json", "json_object"}:
         text = f"{name}.whitespace_pattern is of a JSON form, and there is none."
         raise ParameterError(text, param=f"{name}.whitespace_pattern")
-    return [_of_kind(f"{name}.{kind}", kind, value, whitespace) for kind, value in fields.items()]
+    return [_of_kind(f"{name}.{kind}", kind, value, whitespace) for kind, value in members.items()]
 
 
 def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> StructuredOutput:
@@ -221,8 +223,8 @@ def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> StructuredOu
             raise _wrong(param, "a non-empty string")
 
 
-def _wrong(param: str, expected: str) -> ParameterError:
-    return ParameterError(f"{param} has to be {expected}.", param=param)
+def _wrong(param: str, rule: str) -> ParameterError:
+    return ParameterError(f"{param} has to be {rule}.", param=param)
 
 
 # ---- grammars
@@ -230,14 +232,14 @@ def _wrong(param: str, expected: str) -> ParameterError:
 
 def _compiled(output: StructuredOutput) -> str:
     """Build a grammar and compile it. Raises ValueError."""
-    built = _built(output)
-    grammar = _after_lead(output.lead, built) if output.lead else built
+    own = _built(output)
+    grammar = _after_lead(output.lead, own) if output.lead else own
     if len(grammar.encode()) > MAX_GRAMMAR:
         remedy = "; send fewer tools, or fewer strict tools" if output.kind == "tools" else ""
         raise ValueError(f"its grammar is larger than {MAX_GRAMMAR >> 10} KiB{remedy}")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
         raise ValueError(explain(_WRITTEN.split(error)[0] if output.kind == "tools" else error))
-    if fault := first_fault(built):
+    if fault := first_fault(own):
         raise ValueError(fault)
     return grammar
 
@@ -276,8 +278,8 @@ def _built(output: StructuredOutput) -> str:
 def _after_lead(lead: str, grammar: str) -> str:
     """Put a grammar after the lead, each with separate names: no rule of the client's collides with a rule of the
     lead."""
-    (form,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**form, "name": "form"}]})
+    (own,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**own, "name": "form"}]})
 
 
 def _unanchored(regex: str) -> str:
@@ -298,9 +300,9 @@ def _lark(text: str) -> str:
     """Turn GBNF (rules begin with `name ::=`) into Lark; leave Lark unchanged."""
     if not _GBNF_RULE.search(text):
         return text
-    free_name = next(name for i in count() if (name := f"start{i}") not in text)
+    start_name = next(name for i in count() if (name := f"start{i}") not in text)
     try:
-        return gbnf_to_lark(_GBNF_PART.sub(lambda part: free_name if part[0] == "start" else part[0], text))
+        return gbnf_to_lark(_GBNF_PART.sub(lambda part: start_name if part[0] == "start" else part[0], text))
     except RecursionError as error:
         raise ValueError("it is too deeply nested") from error
     except Exception as error:  # exceptions of any class: a missing rule, a missing root

@@ -51,7 +51,7 @@ class TemplateForms:
     has_response: bool = False
 
     @classmethod
-    def scan(cls, chats: ChatTemplate | None, added: MarkTokens = NO_TOKENS) -> "TemplateForms":
+    def of_template(cls, chats: ChatTemplate | None, added: MarkTokens = NO_TOKENS) -> "TemplateForms":
         """Scan a chat template and its template for tools. `added`: the tokenizer's added tokens."""
         template, variables = (chats.source, chats.variables) if chats else ("", frozenset[str]())
         marks, field = {mark: added[mark] for mark in MARKS if mark in added}, _TOOLS_FIELD.search(template)
@@ -73,8 +73,8 @@ class TemplateForms:
 
     def reasoning_before(self, prompt_end: str) -> ReasoningMarks | None:
         """Return the marks of the template, or at the end of a prompt. Of several, marks with tokens come first."""
-        options = [around for around in REASONING if around in self.reasoning or prompt_end.endswith(around.begin)]
-        return min(options, key=lambda mark: (not prompt_end.endswith(mark), mark.end not in self.marks), default=None)
+        marks = [around for around in REASONING if around in self.reasoning or prompt_end.endswith(around.begin)]
+        return min(marks, key=lambda mark: (not prompt_end.endswith(mark), mark.end not in self.marks), default=None)
 
 
 def _shown(template: str) -> ToolFormat:

@@ -63,8 +63,8 @@ def call_begins(form: ToolFormat) -> re.Pattern[str]:
     spelled = {*form.openings, *map(stand_in, form.openings)}
     marks = f"(?:{'|'.join(map(re.escape, spelled))})\\s*"
     parts = (mark[:n] for mark in form.openings for n in range(len(mark) - 1, 0, -1))
-    call_start = r"[\w{\[]" if form.python or form.name == MISTRAL.name else r"[{\[]"
-    return re.compile(rf"(?P<call>{marks}{call_start})|{marks}\Z|(?:{'|'.join(map(re.escape, parts))})\Z")
+    opening = r"[\w{\[]" if form.python or form.name == MISTRAL.name else r"[{\[]"
+    return re.compile(rf"(?P<call>{marks}{opening})|{marks}\Z|(?:{'|'.join(map(re.escape, parts))})\Z")
 
 
 class ToolCallParser:
@@ -75,7 +75,7 @@ class ToolCallParser:
     """
 
     def __init__(self, form: ToolFormat) -> None:
-        self._form, self._state, self._buffer = form, _State.CONTENT, ""
+        self._form, self._state, self._pending = form, _State.CONTENT, ""
         letters, end = form.openings, form.closing
         self._marks, self._ends = (*letters, *map(stand_in, letters)), (end, stand_in(end)) if end else ()
         self._python = PythonCalls(self._marks) if form.python else None
@@ -94,9 +94,9 @@ class ToolCallParser:
     def _read(self, text: str) -> list[Part]:
         parts: list[Part] = []
         for begin in range(0, len(text), _PIECE_CHARS):
-            self._buffer += text[begin : begin + _PIECE_CHARS]
-            while (parts_read := self._step()) is not None:
-                parts += parts_read
+            self._pending += text[begin : begin + _PIECE_CHARS]
+            while (found := self._step()) is not None:
+                parts += found
         return parts
 
     def flush(self, *, cut: bool = True) -> list[Part]:
@@ -108,24 +108,24 @@ class ToolCallParser:
         return [*parts, *self._flushed(cut=cut)]
 
     def _flushed(self, *, cut: bool) -> list[Part]:
-        rest, self._buffer = self._buffer, ""
+        pending, self._pending = self._pending, ""
         match self._state:
             case _State.CALL if self._object is not None:
                 self._object.end(cut=cut)
                 parts = self._arguments()
                 if self._sent is not None:
                     return parts if cut else [*parts, *self._closing()]
-                if call := self._parse_call(self._object.closed(), is_complete=False):
-                    return call
-                rest = self._lead + rest
+                if found := self._full_call(self._object.closed(), is_complete=False):
+                    return found
+                pending = self._lead + pending
             case _State.CALL:
-                rest = self._lead + rest
+                pending = self._lead + pending
             case _State.AFTER_CALL:
-                left = rest[_BETWEEN.match(rest).end() :]  # pyright: ignore[reportOptionalMemberAccess]
-                rest = "" if not left or self._may_be_end(left) else rest
+                left = pending[_BETWEEN.match(pending).end() :]  # pyright: ignore[reportOptionalMemberAccess]
+                pending = "" if not left or self._may_be_end(left) else pending
             case _State.CONTENT:
                 pass
-        return [Content(rest)] if rest else []
+        return [Content(pending)] if pending else []
 
     def _step(self) -> list[Part] | None:
         """Read the next parts; None: more text is needed."""
@@ -139,33 +139,33 @@ class ToolCallParser:
 
     def _find_bare(self) -> list[Part] | None:
         """Look at the answer's start: a call of a format with an optional mark may begin there."""
-        inside = self._buffer.lstrip().removeprefix("[").lstrip()
+        inside = self._pending.lstrip().removeprefix("[").lstrip()
         if not inside:
             return None
         self._is_bare = False
         if inside.startswith("{"):
-            self._begin(self._buffer[: -len(inside)], inside)
+            self._begin(self._pending[: -len(inside)], inside)
         return []
 
     def _find_mark(self) -> list[Part] | None:
         """Look for a mark: after a mark a call may stand anywhere."""
-        text = self._buffer
-        if marks := [(text.index(mark), mark) for mark in self._marks if mark in text]:
-            at, mark = min(marks)
-            self._begin(mark, text[at + len(mark) :])
+        pending = self._pending
+        if positions := [(pending.index(mark), mark) for mark in self._marks if mark in pending]:
+            at, mark = min(positions)
+            self._begin(mark, pending[at + len(mark) :])
             self._is_marked = True
-            return [Content(text[:at])] if at else []
-        partial_chars = begun(text, self._marks)
-        certain, self._buffer = text[: len(text) - partial_chars], text[len(text) - partial_chars :]
+            return [Content(pending[:at])] if at else []
+        n_kept = begun(pending, self._marks)
+        certain, self._pending = pending[: len(pending) - n_kept], pending[len(pending) - n_kept :]
         return [Content(certain)] if certain else None
 
-    def _begin(self, lead: str, rest: str) -> None:
+    def _begin(self, lead: str, pending: str) -> None:
         self._state, self._object, self._name, self._sent = _State.CALL, None, "", None
-        self._lead, self._buffer = lead, rest
+        self._lead, self._pending = lead, pending
 
     def _begin_object(self) -> list[Part] | None:
         """Find an object, a list of objects, or a name and an object (Mistral's newer format); else it is content."""
-        text = self._buffer.lstrip()
+        text = self._pending.lstrip()
         inside = text.removeprefix("[").lstrip()
         if not inside:
             return None
@@ -179,27 +179,27 @@ class ToolCallParser:
         else:
             self._state = _State.CONTENT
             return [Content(self._lead)]
-        buffered = self._buffer
-        self._buffer = text[len(head) :]
-        self._lead, self._object = self._lead + buffered[: -len(self._buffer)], _ObjectText()
+        full_text = self._pending
+        self._pending = text[len(head) :]
+        self._lead, self._object = self._lead + full_text[: -len(self._pending)], _ObjectText()
         return []
 
     def _read_object(self, read: "_ObjectText") -> list[Part] | None:
         """Send the arguments as far as known; text outside a call is content."""
-        read.take(self._buffer)
+        read.take(self._pending)
         parts = self._arguments()
         if not read.ended and not read.broken:
             return parts or None
         if self._sent is not None:
             parts += self._closing()
-        elif call := self._parse_call(
+        elif found := self._full_call(
             read.text if read.ended else read.closed(), is_complete=read.ended and self._is_marked
         ):
-            parts += call
+            parts += found
         else:
-            raw, self._buffer, self._state = self._buffer[: read.read], self._buffer[read.read :], _State.CONTENT
+            raw, self._pending, self._state = self._pending[: read.read], self._pending[read.read :], _State.CONTENT
             return [Content(self._lead + raw)]
-        self._buffer, self._state, self._is_bare = self._buffer[read.certain :], _State.AFTER_CALL, False
+        self._pending, self._state, self._is_bare = self._pending[read.certain :], _State.AFTER_CALL, False
         return parts
 
     def _arguments(self) -> list[Part]:
@@ -225,7 +225,7 @@ class ToolCallParser:
         owed = self._object.owed if self._name else self._object.owed[:-1] if self._object.inner_end is None else ""
         return [ArgumentsPart(self.calls - 1, owed)] if owed else []
 
-    def _parse_call(self, text: str, *, is_complete: bool) -> list[Part]:
+    def _full_call(self, text: str, *, is_complete: bool) -> list[Part]:
         """Read a call with its fields in any order, or with arguments as a text; no part: not a call.
 
         `is_complete`: it may have no arguments.
@@ -244,22 +244,22 @@ class ToolCallParser:
 
     def _read_after_call(self) -> list[Part] | None:
         """Pass over the end mark, separators before a further call, and white space before content."""
-        form, buffered = self._form, self._buffer
-        separator = _BETWEEN.match(buffered)
+        form, pending = self._form, self._pending
+        separator = _BETWEEN.match(pending)
         assert separator
-        left = buffered[separator.end() :]
+        left = pending[separator.end() :]
         if not left or self._may_be_end(left) or any(mark.startswith(left) and mark != left for mark in self._marks):
             return None
         if self._may_end and (end := next((end for end in self._ends if left.startswith(end)), "")):
-            self._buffer, self._is_marked = left[len(end) :], False
+            self._pending, self._is_marked = left[len(end) :], False
         elif left.startswith("{") and (self._is_marked or not form.begin):
             self._begin(separator[0], left)
         elif left.startswith(self._marks):
-            self._buffer, self._state = left, _State.CONTENT
+            self._pending, self._state = left, _State.CONTENT
         else:
-            text = buffered.lstrip()
+            text = pending.lstrip()
             last = form.last.removesuffix(form.closing)
-            self._buffer, self._state = (text.removeprefix(last).lstrip() if last else text), _State.CONTENT
+            self._pending, self._state = (text.removeprefix(last).lstrip() if last else text), _State.CONTENT
         return []
 
     @property
@@ -394,8 +394,8 @@ class _ObjectText:
                 self.broken = True
 
     def _close(self, bracket: str) -> None:
-        prefix = self._begun.rstrip()
-        self._begun = (prefix[:-1] if prefix.endswith(",") else self._begun) + bracket
+        written = self._begun.rstrip()
+        self._begun = (written[:-1] if written.endswith(",") else self._begun) + bracket
         self._open.pop()
         self._expects = _AFTER
         self._count()

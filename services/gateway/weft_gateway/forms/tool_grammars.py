@@ -42,12 +42,12 @@ def describe_answer(
     *,
     several: bool,
     is_free: bool,
-    only_function: str | None,
+    function_name: str | None,
 ) -> dict[str, Any]:
     """Write down the form of an answer, as JSON: see `structured_outputs.with_tools`."""
     functions = [{"index": index, **tool["function"]} for index, tool in enumerate(tools)]
     return {
-        "functions": [function for function in functions if only_function in (None, function["name"])],
+        "functions": [function for function in functions if function_name in (None, function["name"])],
         "written": asdict(written),
         "several": several,
         "answer": answer,
@@ -64,7 +64,7 @@ def keep_enforceable_tools(answer_form: Mapping[str, Any]) -> dict[str, Any]:
             continue
         param = f"tools[{function['index']}]"
         try:
-            schema = keep_enforceable(_arguments(function), _options(function), root_name="parameters")
+            schema = keep_enforceable(_arguments(function), _options(function), where="parameters")
         except ValueError as error:
             raise FaultyTool(param, f"{param} ({function['name']}): {error}") from error
         functions.append({**function, "parameters": schema})
@@ -95,9 +95,9 @@ def grammar_of_tools(answer_form: Mapping[str, Any], reasoning: str) -> str:
         return f"{mark(function['name'])} {call_id} {mark(written.arguments_mark)} %json {schema}"
 
     functions = answer_form["functions"]
-    further = f"({mark(written.separator)} {mark(written.begin)} function)*" if answer_form["several"] else ""
+    repetition = f"({mark(written.separator)} {mark(written.begin)} function)*" if answer_form["several"] else ""
     names = [f"function_{index}" for index in range(len(functions))]
-    rules = [f"functions: function {further}", f"function: ({' | '.join(names)}) {mark(written.end)}"]
+    rules = [f"functions: function {repetition}", f"function: ({' | '.join(names)}) {mark(written.end)}"]
     rules += [f"{name}: {function_of(name, function)}" for name, function in zip(names, functions, strict=True)]
     if is_free:
         return "\n".join([*_free_text(written, reasoning), *rules])
@@ -124,11 +124,11 @@ def _free_text(written: ToolFormat, reasoning: str) -> list[str]:
     starts, rules = ["TEXT"], [rf"TEXT: /(.|\n)*/ & ~/(.|\n)*({calling})(.|\n)*/{no_first}"]
     for index, opening in enumerate(written.openings):
         letters, rest = (opening + opened, "") if opening.isalpha() else (opening, opened)
-        pattern = rf"/(.|\n)*{re.escape(letters)}/ & ~/(.|\n)*({calling})(.|\n)+/{no_first}"
+        prefix = rf"/(.|\n)*{re.escape(letters)}/ & ~/(.|\n)*({calling})(.|\n)+/{no_first}"
         token = f" | TEXT <[{written.marks[opening][0]}]>" if opening in written.marks else ""
         begins = _literal(written.begin.removeprefix(opening) or rest)
         ends = in_grammar(written.last, written.marks) if opening == mark else _literal(closed)
-        rules += [f"until_{index}: UNTIL_{index}{token}", f"UNTIL_{index}: {pattern}"]
+        rules += [f"until_{index}: UNTIL_{index}{token}", f"UNTIL_{index}: {prefix}"]
         starts.append(f"until_{index} {begins} functions {ends}")
     if is_bare:
         thinks = rf"|{re.escape(reasoning)}" if reasoning else ""

@@ -108,16 +108,16 @@ class Answer(Response):
 
     @property
     def _ends(self) -> list[Finish]:
-        return [one.finish for one in self.choices if one.finish]
+        return [choice.finish for choice in self.choices if choice.finish]
 
     @property
     def _failure(self) -> Failure | None:
-        return next((one.end.failure for one in self._ends if one.end.failure), None)
+        return next((end.end.failure for end in self._ends if end.end.failure), None)
 
     @property
     def client_gone(self) -> bool:
         """The client went away before the end."""
-        return self._failure is None and any(one.end.reason is FinishReason.CANCELLED for one in self._ends)
+        return self._failure is None and any(end.end.reason is FinishReason.CANCELLED for end in self._ends)
 
     @property
     def error(self) -> ApiError | None:
@@ -144,7 +144,7 @@ class Answer(Response):
         prompts = [counts[first : first + drawn] for first in range(0, len(counts), drawn)]
         return sum(min((count for count in prompt if count is not None), default=0) for prompt in prompts)
 
-    async def whole(self) -> bytes | None:
+    async def full_body(self) -> bytes | None:
         """The body, once every choice has ended; None: the client went away before. Raises ApiError."""
         while not self.over:
             await self.wait()
@@ -176,7 +176,7 @@ class Answer(Response):
         if drawn == n:
             return ended
         prompts = [ended[first : first + drawn] for first in range(0, len(ended), drawn)]
-        return [one for choices in prompts for one in sorted(choices, key=_mean_logprob, reverse=True)[:n]]
+        return [choice for choices in prompts for choice in sorted(choices, key=_mean_logprob, reverse=True)[:n]]
 
     def _abandon(self) -> None:
         """Tell the machine that nothing reads the answers any more. Harmless after the end."""
@@ -195,8 +195,8 @@ class Answer(Response):
         first = self._requests[0]
         manager.count_answer(first.route.model_name, first.namespace, status, code)
         if trace:
-            more = self._encoder.span_attributes
-            trace.answered(self.call.params, self._requests, self._ends, usage, more, status, error)
+            attributes = self._encoder.span_attributes
+            trace.answered(self.call.params, self._requests, self._ends, usage, attributes, status, error)
         log.info("finished", extra=kv(**self._access(usage, status, error)))
 
     def _access(self, usage: CallUsage, status: int, error: ApiError | None) -> dict[str, object]:
@@ -210,9 +210,9 @@ class Answer(Response):
             "user": hashlib.sha256(user.encode()).hexdigest()[:16] if user else None,
             "status": status,
             "code": error and error.code,
-            "reason": ",".join(sorted({one.end.reason.name for one in ends})),
-            "duration_ms": max((one.outcome.total_ms for one in ends), default=0),
-            "ttft_ms": min((one.outcome.ttft_ms for one in ends if one.ttft_s is not None), default=None),
+            "reason": ",".join(sorted({end.end.reason.name for end in ends})),
+            "duration_ms": max((end.outcome.total_ms for end in ends), default=0),
+            "ttft_ms": min((end.outcome.ttft_ms for end in ends if end.ttft_s is not None), default=None),
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens or None,
@@ -226,7 +226,7 @@ class Answer(Response):
 
     async def _send_whole(self, send: Send) -> None:
         try:
-            body = await self.whole()
+            body = await self.full_body()
         except ApiError as error:
             return await self._send_error(send, error)
         if body is not None:
@@ -318,7 +318,7 @@ class IdleWatch:
 
 def _mean_logprob(choice: tuple[Emit, End]) -> float:
     logprobs = choice[0].logprobs
-    return sum(one.logprob.logprob for one in logprobs) / max(1, len(logprobs))
+    return sum(entry.logprob.logprob for entry in logprobs) / max(1, len(logprobs))
 
 
 def _start(status: int, headers: dict[str, str]) -> Message:

@@ -51,8 +51,8 @@ async def create_batch(state: AppState, request: Request) -> Response:
     namespace = await tenant_of(state, request)
     check_quota([rule for rule in principal_of(state, request, Action.WRITE).limits if not rule.model])
     body = await json_body(state, request, namespace)
-    given = await state.turns.parse(namespace, partial(parse, BatchRequest), body)
-    new = NewBatch(namespace, given.input_file_id, given.endpoint, given.completion_window, given.metadata)
+    params = await state.turns.parse(namespace, partial(parse, BatchRequest), body)
+    new = NewBatch(namespace, params.input_file_id, params.endpoint, params.completion_window, params.metadata)
     return json_response(_batch(await state.batch.create(new)))
 
 
@@ -60,7 +60,7 @@ async def list_batches(state: AppState, request: Request) -> Response:
     """This caller's batches, the newest first."""
     namespace = await tenant_of(state, request)
     query = Query(request, "after", "limit")
-    batches, has_more = await state.batch.batches(Page(namespace, query.limit(LIMIT, MAX_LIMIT), query.after()))
+    batches, has_more = await state.batch.batches(Page(namespace, query.limit(LIMIT, MAX_LIMIT), query.after_id()))
     return json_response(listed([_batch(batch) for batch in batches], has_more))
 
 
@@ -103,8 +103,8 @@ def _batch(batch: BatchJob) -> dict[str, Any]:
 
 
 def _error(error: BatchError) -> dict[str, Any]:
-    where = {"line": error.line or None, "param": error.param or None}
-    return {"code": error.code, "message": error.message, **where}
+    location = {"line": error.line or None, "param": error.param or None}
+    return {"code": error.code, "message": error.message, **location}
 
 
 def _usage(batch: BatchJob) -> CallUsage:

@@ -53,16 +53,18 @@ def _variables(params: ChatPrompt, template: TemplateForms) -> dict[str, Any]:
         return name in template.variables
 
     switch = "thinking" if is_read("thinking") and not is_read("enable_thinking") else "enable_thinking"
-    asked: dict[str, tuple[str, Any]] = {switch: ("enable_thinking", params.enable_thinking)}
+    switches: dict[str, tuple[str, Any]] = {switch: ("enable_thinking", params.enable_thinking)}
     effort = params.reasoning_effort
     is_effort_read = effort is not None and is_read("reasoning_effort")
     if is_effort_read:
-        asked["reasoning_effort"] = "reasoning_effort", effort
+        switches["reasoning_effort"] = "reasoning_effort", effort
     ends_thinking = effort == "none" and not is_effort_read
     if effort and params.enable_thinking is None and (is_read(switch) or ends_thinking):
-        asked[switch] = "reasoning_effort", effort != "none"
-    asked |= {name: (f"chat_template_kwargs.{name[:64]}", value) for name, value in params.chat_template_kwargs.items()}
-    for name, (param, value) in asked.items():
+        switches[switch] = "reasoning_effort", effort != "none"
+    switches |= {
+        name: (f"chat_template_kwargs.{name[:64]}", value) for name, value in params.chat_template_kwargs.items()
+    }
+    for name, (param, value) in switches.items():
         if name in _GIVEN and value != getattr(params, name):
             raise ParameterError(
                 f"{param}: it is a parameter of the request, beside chat_template_kwargs.", param=param
@@ -72,7 +74,7 @@ def _variables(params: ChatPrompt, template: TemplateForms) -> dict[str, Any]:
             raise _not_read(param)
     if params.documents and not is_read("documents"):
         raise _not_read("documents")
-    return {name: value for name, (_, value) in asked.items() if value is not None}
+    return {name: value for name, (_, value) in switches.items() if value is not None}
 
 
 def _not_read(param: str) -> ParameterError:
@@ -93,12 +95,12 @@ def _with_tools(
 ) -> list[dict[str, Any]]:
     """Show tools in the system message: in its field for them, or in words."""
     has_system = messages[0]["role"] in ("system", "developer")
-    first, others = (messages[0], messages[1:]) if has_system else ({"role": "system", "content": ""}, messages)
+    first, rest = (messages[0], messages[1:]) if has_system else ({"role": "system", "content": ""}, messages)
     if template.tools_field:
         listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
-        return [{**first, template.tools_field: listed}, *others]
+        return [{**first, template.tools_field: listed}, *rest]
     text = f"{first.get('content', '')}\n\n{instructions(written, tools)}".removeprefix("\n\n" * (not has_system))
-    return [{**first, "content": text}, *others]
+    return [{**first, "content": text}, *rest]
 
 
 def prompt_of(params: ChatPrompt, call: Call, echo: str = "") -> Prompt:
@@ -146,7 +148,7 @@ class BatchedChats(ChatRequest):
         return len(self._chats)
 
     @classmethod
-    def of(cls, value: dict[str, Any]) -> "BatchedChats":
+    def of_value(cls, value: dict[str, Any]) -> "BatchedChats":
         """Check `value`, a chat whose messages are lists of messages. Raises ParameterError."""
         chats = value.get("messages")
         if not isinstance(chats, list) or not 0 < len(chats) <= MAX_PROMPTS:
@@ -171,7 +173,7 @@ class BatchedChatsEndpoint(ChatEndpoint):
     path = f"{ChatEndpoint.path}/batch"
 
     def parse(self, body: bytes) -> BatchedChats:
-        return BatchedChats.of(object_of(body))
+        return BatchedChats.of_value(object_of(body))
 
     def prompts(self, params: ChatRequest, call: Call) -> list[Prompt]:
         assert isinstance(params, BatchedChats)

@@ -9,11 +9,11 @@ from weft_gateway.openai.schema import CompletionRequest, parse
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
 
-def _check(tokens: list[int], where: str, tokenizer: ModelTokenizer) -> None:
+def _check(tokens: list[int], param: str, tokenizer: ModelTokenizer) -> None:
     """Raises ParameterError."""
     if max(tokens) >= tokenizer.vocab_size:
-        text = f"{where}: token {max(tokens)} is outside the model's vocabulary of {tokenizer.vocab_size}."
-        raise ParameterError(text, param=where)
+        text = f"{param}: token {max(tokens)} is outside the model's vocabulary of {tokenizer.vocab_size}."
+        raise ParameterError(text, param=param)
 
 
 def _encode(
@@ -22,11 +22,11 @@ def _encode(
     """Encode a prompt, which may be longer than the context if it is to be truncated. Raises TooLong, NotEncodable."""
     truncates = params.truncate_prompt_tokens is not None
     if isinstance(prompt, str):
-        most = tokenizer.max_chars(context_tokens) if truncates else len(prompt)
-        text = prompt[:most] if params.truncation_side == "right" else prompt[-most:]
+        max_chars = tokenizer.max_chars(context_tokens) if truncates else len(prompt)
+        text = prompt[:max_chars] if params.truncation_side == "right" else prompt[-max_chars:]
         return tokenizer.encode(text, context_tokens, add_special_tokens=params.add_special_tokens)
     if len(prompt) > context_tokens and not truncates:
-        raise TooLong.of(context_tokens, f"your prompt has {len(prompt)} tokens")
+        raise TooLong.of_context(context_tokens, f"your prompt has {len(prompt)} tokens")
     return prompt
 
 

@@ -35,7 +35,7 @@ Vector: TypeAlias = "array[float]"
 def _texts(value: Any) -> list[str]:
     """A text, or texts; of Cohere's and Jina's form too: {"text": ...}."""
     several = value if isinstance(value, list) else [value]
-    texts: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in several]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in several]
     if not 0 < len(texts) < MAX_PROMPTS or not all(isinstance(text, str) and text for text in texts):
         raise PydanticCustomError("texts", "must be a text or a list of less than {count}", {"count": MAX_PROMPTS})
     return texts
@@ -113,11 +113,11 @@ TASKS = ("embed",)
 
 
 class PooledRequest(CompletionRequest):
-    """Prompts whose hidden states are asked for. `asked`: the client's request."""
+    """Prompts whose hidden states are asked for. `requested`: the client's request."""
 
     prompt_name: ClassVar[str] = "input"
 
-    asked: Any = None
+    requested: Any = None
 
     @property
     def pools(self) -> bool:
@@ -135,19 +135,19 @@ class ScoredRequest(PooledRequest):
     prompt_name: ClassVar[str] = "text_2"
 
     def prompt_at(self, index: int) -> str:
-        first = len(self.asked.text_1)
+        first = len(self.requested.text_1)
         return f"text_1[{index}]" if index < first else f"text_2[{index - first}]"
 
 
 def _pooled(
-    form: type[PooledRequest], asked: _Pooled, prompts: Sequence[str | list[int]], **more: Any
+    form: type[PooledRequest], requested: _Pooled, prompts: Sequence[str | list[int]], **fields: Any
 ) -> PooledRequest:
     names = ("truncate_prompt_tokens", "truncation_side", "cache_salt", "priority", "user")
-    common = {name: getattr(asked, name) for name in names}
+    common = {name: getattr(requested, name) for name in names}
     request = form.model_construct(
-        model=asked.model, prompt=tuple(prompts), max_tokens=0, asked=asked, **common, **more
+        model=requested.model, prompt=tuple(prompts), max_tokens=0, requested=requested, **common, **fields
     )
-    request.note_ignored(asked.ignored)
+    request.note_ignored(requested.ignored)
     return request
 
 
@@ -155,15 +155,15 @@ def _embedded(value: dict[str, Any]) -> PooledRequest:
     """Raises ParameterError."""
     if value.get("messages") is not None:
         return _pooled(PooledRequest, checked(EmbeddedChatRequest, value), [""])
-    asked = checked(EmbeddingsRequest, value)
-    return _pooled(PooledRequest, asked, asked.input, add_special_tokens=asked.add_special_tokens)
+    params = checked(EmbeddingsRequest, value)
+    return _pooled(PooledRequest, params, params.input, add_special_tokens=params.add_special_tokens)
 
 
 def _first_tokens(text: str | list[int], count: int, tokenizer: ModelTokenizer) -> str:
     """Cut a text to its first `count` tokens."""
     assert isinstance(text, str)
-    most = tokenizer.max_chars(count)
-    return tokenizer.decode(tokenizer.encode(text[:most], count, add_special_tokens=False)[:count])
+    max_chars = tokenizer.max_chars(count)
+    return tokenizer.decode(tokenizer.encode(text[:max_chars], count, add_special_tokens=False)[:count])
 
 
 def vector_of(state: bytes) -> Vector:
@@ -184,9 +184,9 @@ class _VectorEncoder(CompletionEncoder):
 
     def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
         vectors = [vector_of(emit.state) for emit, _ in choices]
-        return orjson.dumps({**self._head, **self._found(vectors), "usage": usage.of_vectors()})
+        return orjson.dumps({**self._head, **self._answer_fields(vectors), "usage": usage.of_vectors()})
 
-    def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+    def _answer_fields(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -194,11 +194,11 @@ class EmbeddingsEncoder(_VectorEncoder):
     id_prefix, kind = "embd", "list"
     item, field = "embedding", "embedding"
 
-    def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+    def _answer_fields(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         return {"data": [{"object": self.item, "index": i, self.field: self._form(v)} for i, v in enumerate(vectors)]}
 
     def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
-        form = self._params.asked.encoding_format
+        form = self._params.requested.encoding_format
         if not form.startswith("bytes"):
             return super().body(choices, usage)
         self.media_type = "application/octet-stream"
@@ -209,26 +209,26 @@ class EmbeddingsEncoder(_VectorEncoder):
 
     def _metadata(self, parts: Sequence[Sized], usage: CallUsage) -> dict[str, Any]:
         """Say where each vector stands in the body, for vLLM's clients."""
-        asked: _VectorForm = self._params.asked
+        form: _VectorForm = self._params.requested
         data, start = list[dict[str, Any]](), 0
         for index, part in enumerate(parts):
-            about = {"embed_dtype": asked.embed_dtype, "endianness": asked.endianness, "shape": [self._size]}
+            about = {"embed_dtype": form.embed_dtype, "endianness": form.endianness, "shape": [self._size]}
             data.append({"index": index, **about, "start": start, "end": start + len(part)})
             start += len(part)
         return {**self._head, "data": data, "usage": usage.of_vectors()}
 
     def _form(self, vector: Vector) -> Any:
-        asked: _VectorForm = self._params.asked
-        if asked.dimensions is not None and asked.dimensions > len(vector):
-            text = f"dimensions {asked.dimensions} is more than the model's {len(vector)}."
+        form: _VectorForm = self._params.requested
+        if form.dimensions is not None and form.dimensions > len(vector):
+            text = f"dimensions {form.dimensions} is more than the model's {len(vector)}."
             raise ParameterError(text, param="dimensions")
-        vector = vector[: asked.dimensions]
+        vector = vector[: form.dimensions]
         self._size = len(vector)
-        vector = normalized(vector) if asked.use_activation else vector
-        if asked.encoding_format == "float":
+        vector = normalized(vector) if form.use_activation else vector
+        if form.encoding_format == "float":
             return vector.tolist()
-        packed = vector_bytes(vector, asked.embed_dtype, asked.endianness)
-        return packed if asked.encoding_format.startswith("bytes") else base64.b64encode(packed).decode()
+        packed = vector_bytes(vector, form.embed_dtype, form.endianness)
+        return packed if form.encoding_format.startswith("bytes") else base64.b64encode(packed).decode()
 
 
 def vector_bytes(vector: Vector, dtype: str, endianness: str) -> bytes:
@@ -239,17 +239,17 @@ def vector_bytes(vector: Vector, dtype: str, endianness: str) -> bytes:
     order = ">" if endianness == "big" else "<"
     if dtype != "bfloat16":
         return struct.pack(f"{order}{len(vector)}{'f' if dtype == 'float32' else 'e'}", *vector)
-    whole = struct.unpack(f"<{len(vector)}I", struct.pack(f"<{len(vector)}f", *vector))
-    return struct.pack(f"{order}{len(vector)}H", *((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 for bits in whole))
+    bit_patterns = struct.unpack(f"<{len(vector)}I", struct.pack(f"<{len(vector)}f", *vector))
+    return struct.pack(f"{order}{len(vector)}H", *((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 for bits in bit_patterns))
 
 
 def _fp8(exponent_bits: int, mantissa_bits: int, count: int) -> list[float]:
     """The finite numbers from 0 of an 8-bit float (Micikevicius et al., 2022), each at its bits."""
-    bias, ones = 2 ** (exponent_bits - 1) - 1, 2**mantissa_bits
-    whole = (divmod(bits, ones) for bits in range(count))
+    bias, n_mantissas = 2 ** (exponent_bits - 1) - 1, 2**mantissa_bits
+    parts = (divmod(bits, n_mantissas) for bits in range(count))
     return [
-        (mantissa + ones * (exponent > 0)) * 2.0 ** (max(exponent, 1) - bias - mantissa_bits)
-        for exponent, mantissa in whole
+        (mantissa + n_mantissas * (exponent > 0)) * 2.0 ** (max(exponent, 1) - bias - mantissa_bits)
+        for exponent, mantissa in parts
     ]
 
 
@@ -269,30 +269,30 @@ class PoolingEncoder(EmbeddingsEncoder):
 
 
 def _cosines(pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:
-    return [sum(map(mul, one, other)) for one, other in pairs]
+    return [sum(map(mul, left, right)) for left, right in pairs]
 
 
 class RerankEncoder(_VectorEncoder):
     id_prefix, kind = "rerank", "rerank"
 
-    def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
-        asked: RerankRequest = self._params.asked
+    def _answer_fields(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+        params: RerankRequest = self._params.requested
         query, *documents = map(normalized, vectors)
         scores = _cosines([(query, document) for document in documents])
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
-        for result in results if asked.return_documents else ():
-            result["document"] = {"text": asked.documents[result["index"]]}
-        return {"results": results[: asked.top_n or None]}
+        for result in results if params.return_documents else ():
+            result["document"] = {"text": params.documents[result["index"]]}
+        return {"results": results[: params.top_n or None]}
 
 
 class ScoreEncoder(_VectorEncoder):
     id_prefix, kind = "score", "list"
 
-    def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
-        asked: ScoreRequest = self._params.asked
+    def _answer_fields(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+        params: ScoreRequest = self._params.requested
         texts = [*map(normalized, vectors)]
-        first, second = texts[: len(asked.text_1)], texts[len(asked.text_1) :]
+        first, second = texts[: len(params.text_1)], texts[len(params.text_1) :]
         first = first * len(second) if len(first) == 1 else first
         scores = _cosines([*zip(first, second, strict=True)])
         return {"data": [{"object": "score", "index": i, "score": score} for i, score in enumerate(scores)]}
@@ -310,7 +310,7 @@ class EmbeddingsEndpoint(CompletionEndpoint):
 
     def prompts(self, params: CompletionRequest, call: Call) -> list[Prompt]:
         assert isinstance(params, PooledRequest)
-        match params.asked:
+        match params.requested:
             case EmbeddedChatRequest() as chat:
                 return [prompt_of(chat, call)]
             case RerankRequest(max_tokens_per_doc=count) if count:
@@ -342,8 +342,8 @@ class RerankEndpoint(EmbeddingsEndpoint):
     path, operation, encoder = "/rerank", "rerank", RerankEncoder
 
     def parse(self, body: bytes) -> PooledRequest:
-        asked = parse(RerankRequest, body)
-        return _pooled(RerankedRequest, asked, [asked.query, *asked.documents])
+        params = parse(RerankRequest, body)
+        return _pooled(RerankedRequest, params, [params.query, *params.documents])
 
 
 class ScoreEndpoint(EmbeddingsEndpoint):
@@ -360,10 +360,10 @@ class ScoreEndpoint(EmbeddingsEndpoint):
             if item is not None and usual_name in texts:
                 raise ParameterError(f"{name}: expected one name of {usual_name}, got two. Leave it out.", param=name)
             texts |= {} if item is None else {usual_name: item}
-        asked = checked(ScoreRequest, texts)
-        if len(asked.text_1) + len(asked.text_2) > MAX_PROMPTS:
+        params = checked(ScoreRequest, texts)
+        if len(params.text_1) + len(params.text_2) > MAX_PROMPTS:
             raise ParameterError(f"text_1 and text_2 may have {MAX_PROMPTS} texts together.", param="text_2")
-        return _pooled(ScoredRequest, asked, [*asked.text_1, *asked.text_2])
+        return _pooled(ScoredRequest, params, [*params.text_1, *params.text_2])
 
 
 EMBEDDINGS, POOLING, RERANK, SCORE = EmbeddingsEndpoint(), PoolingEndpoint(), RerankEndpoint(), ScoreEndpoint()

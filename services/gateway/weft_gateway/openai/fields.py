@@ -35,26 +35,26 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    what = "must be a string or a list of at most {count} strings of 1 to {chars} characters"
-    return _texts([value] if isinstance(value, str) else value, MAX_STOPS, MAX_STOP_CHARS, what)
+    rule = "must be a string or a list of at most {count} strings of 1 to {chars} characters"
+    return _texts([value] if isinstance(value, str) else value, MAX_STOPS, MAX_STOP_CHARS, rule)
 
 
 def _bad_words(value: Any) -> tuple[str, ...]:
-    what = "must be a list of at most {count} strings of 1 to {chars} characters"
-    return _texts(value, MAX_BAD_WORDS, MAX_BAD_TEXT_CHARS, what)
+    rule = "must be a list of at most {count} strings of 1 to {chars} characters"
+    return _texts(value, MAX_BAD_WORDS, MAX_BAD_TEXT_CHARS, rule)
 
 
-def _texts(value: Any, count: int, chars: int, what: LiteralString) -> tuple[str, ...]:
+def _texts(value: Any, count: int, chars: int, rule: LiteralString) -> tuple[str, ...]:
     fits = isinstance(value, list) and len(value) <= count
     if not fits or not all(isinstance(text, str) and 0 < len(text) <= chars for text in value):
-        raise PydanticCustomError("texts", what, {"count": count, "chars": chars})
+        raise PydanticCustomError("texts", rule, {"count": count, "chars": chars})
     return tuple(value)
 
 
-def _token_ids(most: int) -> BeforeValidator:
+def _token_ids(max_ids: int) -> BeforeValidator:
     def check(value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or len(value) > most or not _are_tokens(value):
-            raise PydanticCustomError("token_ids", "must be a list of at most {count} token ids", {"count": most})
+        if not isinstance(value, list) or len(value) > max_ids or not _are_tokens(value):
+            raise PydanticCustomError("token_ids", "must be a list of at most {count} token ids", {"count": max_ids})
         return tuple(value)
 
     return BeforeValidator(check)
@@ -98,11 +98,11 @@ def _is_prompt(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and bool(value) and _are_tokens(value))
 
 
-def check_member_names(what: str, value: dict[str, Any], known: frozenset[str]) -> None:
+def check_member_names(subject: str, value: dict[str, Any], names: frozenset[str]) -> None:
     """Refuse unknown names: an object inside a request is as strict as the request."""
-    if unknown := unknown_of(value, known):
+    if unknown := unknown_of(value, names):
         text = "{unknown} {what} is not supported; {known} are"
-        about = {"unknown": repr(unknown), "what": what, "known": ", ".join(sorted(known))}
+        about = {"unknown": repr(unknown), "what": subject, "known": ", ".join(sorted(names))}
         raise PydanticCustomError("unknown", text, about)
 
 
@@ -119,15 +119,15 @@ def _tools(value: Any) -> list[dict[str, Any]]:
 
 def _tool(tool: Any, index: int, indices: dict[str, int]) -> dict[str, Any]:
     """Check a function. `indices`: those of the functions before it, by name. Raises ParameterError."""
-    where = f"tools[{index}]"
+    path = f"tools[{index}]"
     match tool:
         case {"function": {"name": str(name)} as function, **more} if more.get("type") in (None, "function"):
             pass
         case _:
             form = '{"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}'
-            raise ParameterError(f"{where}: must be {form}.", param=where)
+            raise ParameterError(f"{path}: must be {form}.", param=path)
     fault = next(
-        (f"{key}: must be {what}" for key, kind, what in _KINDS if not isinstance(function.get(key), kind | None)), ""
+        (f"{key}: must be {rule}" for key, kind, rule in _KINDS if not isinstance(function.get(key), kind | None)), ""
     )
     kind = "object" if fault else (function.get("parameters") or {}).get("type") or "object"
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
@@ -139,7 +139,7 @@ def _tool(tool: Any, index: int, indices: dict[str, int]) -> dict[str, Any]:
     elif unknown := unknown_of(tool, _TOOL_FIELDS) or unknown_of(function, _FUNCTION_FIELDS):
         fault = f"{unknown}: is not supported; {', '.join(sorted(_FUNCTION_FIELDS))} are"
     if fault:
-        raise ParameterError(f"{where} ({name[:64]}): {fault}.", param=where)
+        raise ParameterError(f"{path} ({name[:64]}): {fault}.", param=path)
     return {"type": "function", "function": function}
 
 
@@ -157,7 +157,7 @@ def _tool_choice(value: Any) -> str | dict[str, str]:
             )
 
 
-def _whole(value: Any) -> Any:
+def _whole_number(value: Any) -> Any:
     """Take 5.0 for 5, as JSON has one kind of number; beyond 2^53 a float may stand for another whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT else value
 
@@ -192,7 +192,7 @@ def _is_metadata(item: tuple[Any, Any]) -> bool:
     return len(key) <= METADATA_KEY and isinstance(value, str) and len(value) <= METADATA_VALUE
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_whole_number)]
 Stops = Annotated[tuple[str, ...], BeforeValidator(_stops)]
 BadWords = Annotated[tuple[str, ...], BeforeValidator(_bad_words)]
 StopTokens = Annotated[tuple[int, ...], _token_ids(MAX_STOP_TOKENS)]

@@ -57,7 +57,7 @@ async def list_files(state: AppState, request: Request) -> Response:
     query = Query(request, "after", "limit", "order", "purpose")
     purpose = query.one_of("purpose", {one.value: one for one in Purpose})
     oldest_first = query.one_of("order", {"asc": True, "desc": False})
-    page = Page(namespace, query.limit(MAX_LIMIT, MAX_LIMIT), query.after(), purpose, bool(oldest_first))
+    page = Page(namespace, query.limit(MAX_LIMIT, MAX_LIMIT), query.after_id(), purpose, bool(oldest_first))
     files, has_more = await state.batch.files(page)
     return json_response(listed([_file(file) for file in files], has_more))
 
@@ -78,7 +78,7 @@ async def file_content(state: AppState, request: Request) -> Response:
         "content-length": str(file.bytes),
         "content-disposition": f'attachment; filename="{file.file_id}.jsonl"',
     }
-    return StreamingResponse(_after(first, chunks), headers=headers, media_type="application/octet-stream")
+    return StreamingResponse(_joined(first, chunks), headers=headers, media_type="application/octet-stream")
 
 
 async def delete_file(state: AppState, request: Request) -> Response:
@@ -117,7 +117,7 @@ async def body_pieces(request: Request) -> AsyncGenerator[bytes]:
         yield chunk
 
 
-async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+async def _joined(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     yield first
     async for chunk in chunks:
         yield chunk

@@ -62,7 +62,7 @@ async def caller_of(state: AppState, request: Request, action: Action) -> Princi
 
     Raises Unauthorized, PermissionDenied, ServiceUnavailable, Overloaded.
     """
-    if not state.machine.routes.is_loaded:
+    if not state.machine.routes.is_known:
         request_id = request.state.ids.request_id
         try:
             await state.manager.arrive(request_id)
@@ -76,8 +76,8 @@ def principal_of(state: AppState, request: Request, action: Action) -> Principal
 
     Raises Unauthorized, PermissionDenied, ServiceUnavailable.
     """
-    given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
-    bearer = given or (key and f"Bearer {key}")
+    authorization, key = request.headers.get("authorization"), request.headers.get("x-api-key")
+    bearer = authorization or (key and f"Bearer {key}")
     principal = authenticate(bearer, state.machine.routes, auth=state.settings.auth, tokens=state.tokens)
     check_scope(principal, action)
     return principal
@@ -138,10 +138,10 @@ def _unpacked(body: bytes, limit: int) -> bytes:
 
 def _check_json(request: Request) -> None:
     """A foreign page's form or plain text is sent without asking first; JSON makes its browser ask. Raises 415."""
-    given = request.headers.get("content-type", "")
-    if given.partition(";")[0].strip().lower() != JSON:
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != JSON:
         raise UnsupportedMediaType(
-            f"The body is declared as {given[:128] or 'nothing'!r}; send it with the header `Content-Type: {JSON}`."
+            f"The body is declared as {content_type[:128] or 'nothing'!r}; send the header `Content-Type: {JSON}`."
         )
 
 
@@ -183,34 +183,34 @@ class Query:
 
     def __init__(self, request: Request, *names: str) -> None:
         """Raises ParameterError."""
-        self._given = request.query_params
-        for name in self._given:
+        self._params = request.query_params
+        for name in self._params:
             if name not in names:
                 text = f"The parameter {name[:64]} is not supported. Supported: {', '.join(names)}."
                 raise ParameterError(text, param=name[:64], code="unsupported_parameter")
 
-    def after(self) -> str:
+    def after_id(self) -> str:
         """Return an id: the list goes on behind it. Raises ParameterError."""
-        after = self._given.get("after", "")
-        if len(after) > MAX_ID_CHARS:
+        after_id = self._params.get("after", "")
+        if len(after_id) > MAX_ID_CHARS:
             raise ParameterError("after: is not an id.", param="after")
-        return after
+        return after_id
 
-    def limit(self, default: int, most: int) -> int:
+    def limit(self, default: int, maximum: int) -> int:
         """Return how many are asked for. Raises ParameterError."""
-        given = self._given.get("limit", str(default))
-        if not (given.isascii() and given.isdigit() and len(given) <= 9 and 1 <= int(given) <= most):
-            raise ParameterError(f"limit: must be a number from 1 to {most}.", param="limit")
-        return int(given)
+        text = self._params.get("limit", str(default))
+        if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= maximum):
+            raise ParameterError(f"limit: must be a number from 1 to {maximum}.", param="limit")
+        return int(text)
 
     def one_of(self, name: str, values: Mapping[str, E]) -> E | None:
         """Return what a word means; None: it is not given. Raises ParameterError."""
-        given = self._given.get(name)
-        if given is None:
+        text = self._params.get(name)
+        if text is None:
             return None
-        if given not in values:
+        if text not in values:
             raise ParameterError(f"{name}: must be one of {', '.join(values)}.", param=name)
-        return values[given]
+        return values[text]
 
 
 def listed(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class LineRunner:
             pool = self._state.machine.routes.pools.get(answer.call.pool.name)
             if not awake and not (pool and pool.ready_runners):
                 raise ServiceUnavailable("Its pool has no runner.", code="no_runner_available")
-        body = await answer.whole()
+        body = await answer.full_body()
         if body is None:
             raise Internal("The request was ended inside the gateway.")
         if len(body) > MAX_ANSWER_BYTES:

@@ -69,11 +69,11 @@ class UnloadRequest(Strict):
 async def load_lora_adapter(state: AppState, request: Request) -> Response:
     """Publish an adapter, and answer once requests are served by it."""
     objects = await _objects(state, request)
-    asked = checked(LoadRequest, object_of(await json_body(state, request, "")))
+    params = checked(LoadRequest, object_of(await json_body(state, request, "")))
     with _controller_errors():
-        async with state.loading(asked.lora_name):
-            await _load(state, objects, asked)
-    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+        async with state.loading(params.lora_name):
+            await _load(state, objects, params)
+    return PlainTextResponse(f"Success: LoRA adapter '{params.lora_name}' added successfully.")
 
 
 async def unload_lora_adapter(state: AppState, request: Request) -> Response:
@@ -102,18 +102,20 @@ async def _objects(state: AppState, request: Request) -> ObjectsClient:
     return state.objects
 
 
-async def _load(state: AppState, objects: ObjectsClient, asked: LoadRequest) -> None:
-    name = asked.lora_name
+async def _load(state: AppState, objects: ObjectsClient, params: LoadRequest) -> None:
+    name = params.lora_name
     adapters = await objects.list("loraadapters")
-    before = _called(adapters, name)
-    if before and not asked.load_inplace:
+    loaded_before = _called(adapters, name)
+    if loaded_before and not params.load_inplace:
         text = f"The lora adapter '{name}' has already been loaded."
         help_ = "If you want to load the adapter in place, set 'load_inplace' to True."
         raise AlreadyLoaded(f"{text} {help_}", param="lora_name")
-    obj = before or _new_adapter(name, _pool(await objects.list("servingpools"), asked.base_model_name), adapters)
+    obj = loaded_before or _new_adapter(
+        name, _pool(await objects.list("servingpools"), params.base_model_name), adapters
+    )
     namespace = obj["metadata"]["namespace"]
-    source = _remote_source(asked.lora_path, state.settings.adapter_roots) or await _stored_folder(
-        state, asked.lora_path, namespace
+    source = _remote_source(params.lora_path, state.settings.adapter_roots) or await _stored_folder(
+        state, params.lora_path, namespace
     )
     if source == obj["spec"].get("source") and not source["uri"].startswith("depot:"):
         text = "lora_path: the adapter has this source already; name another revision, as hf://ORG/NAME@COMMIT."
@@ -125,13 +127,13 @@ async def _load(state: AppState, objects: ObjectsClient, asked: LoadRequest) -> 
         async with _in_time(f"The lora adapter '{name}' is not served within {LOAD_SECONDS:g} s."):
             served = await _until_served(state, objects, made)
     except BaseException:
-        if before is None:  # what is not loaded does not stay
+        if loaded_before is None:  # what is not loaded does not stay
             with contextlib.suppress(ObjectRefused):  # it is gone already
                 await objects.delete_adapter(made)
         raise
     for other in [other for other, loaded in state.loaded.items() if _uid_of(state, other) != loaded.uid]:
         del state.loaded[other]
-    state.loaded[name] = LoadedAdapter(made["metadata"]["uid"], served["status"]["digest"], asked.lora_path)
+    state.loaded[name] = LoadedAdapter(made["metadata"]["uid"], served["status"]["digest"], params.lora_path)
 
 
 def _called(adapters: Sequence[Object], name: str) -> Object | None:
@@ -160,16 +162,16 @@ def _new_adapter(name: str, pool: Object, adapters: Sequence[Object]) -> Object:
 
     `NAMESPACE/NAME` is that namespace's, whose keys may then ask for it, where the pool allows the namespace.
     """
-    of, allowed = pool["metadata"], pool["spec"].get("allowedNamespaces", ())
-    namespace, _, own = name.rpartition("/")
+    metadata, allowed = pool["metadata"], pool["spec"].get("allowedNamespaces", ())
+    namespace, _, pool_name = name.rpartition("/")
     if not re.fullmatch(LABEL_PATTERN, namespace) or not ("*" in allowed or namespace in allowed):
-        namespace, own = of["namespace"], name
-    label = re.sub(r"[^a-z0-9]+", "-", own.lower()).strip("-")[: LABEL_CHARS - 9].strip("-") or "adapter"
-    taken = {obj["metadata"]["name"] for obj in adapters if obj["metadata"]["namespace"] == namespace}
-    if label != own or label in taken:
+        namespace, pool_name = metadata["namespace"], name
+    label = re.sub(r"[^a-z0-9]+", "-", pool_name.lower()).strip("-")[: LABEL_CHARS - 9].strip("-") or "adapter"
+    used_names = {obj["metadata"]["name"] for obj in adapters if obj["metadata"]["namespace"] == namespace}
+    if label != pool_name or label in used_names:
         label = f"{label}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    reference = {"name": of["name"], "namespace": of["namespace"]}
-    spec = {"poolRef": reference, "modelName": name, "baseModel": pool["spec"]["model"].get("name") or of["name"]}
+    reference = {"name": metadata["name"], "namespace": metadata["namespace"]}
+    spec = {"poolRef": reference, "modelName": name, "baseModel": pool["spec"]["model"].get("name") or metadata["name"]}
     return {"metadata": {"namespace": namespace, "name": label}, "spec": spec}
 
 
@@ -180,10 +182,10 @@ def _remote_source(path: str, roots: Sequence[Path]) -> dict[str, str] | None:
     """
     if path.startswith("s3://"):
         return {"uri": path}
-    found = REPOSITORY.fullmatch(path.removeprefix("hf://").removeprefix("hf:"))
-    if found and not (path == found[0] and _is_folder(path, roots)):
-        revision = {"revision": found["revision"]} if found["revision"] else {}
-        return {"uri": f"hf:{found['name']}", **revision}
+    match = REPOSITORY.fullmatch(path.removeprefix("hf://").removeprefix("hf:"))
+    if match and not (path == match[0] and _is_folder(path, roots)):
+        revision = {"revision": match["revision"]} if match["revision"] else {}
+        return {"uri": f"hf:{match['name']}", **revision}
     if ":" in path.partition("/")[0]:
         text = "lora_path: takes a folder, hf://ORG/NAME[@REVISION] or s3://BUCKET/PREFIX."
         raise ParameterError(text, param="lora_path")
@@ -221,20 +223,20 @@ def _files_of(path: str, roots: Sequence[Path]) -> dict[str, Path]:
     home = path == "~" or path.startswith("~/")  # of this user: other names of users are not looked up
     folder = (Path(path).expanduser() if home else Path(path)).absolute()
     try:
-        found = {name: (folder / name).resolve() for name in names}
+        paths = {name: (folder / name).resolve() for name in names}
     except (OSError, RuntimeError):  # links in a circle
-        found = {}
-    if not found or not all(any(file.is_relative_to(root) for root in below) for file in found.values()):
-        known = f"is not below {' or '.join(map(str, roots))}" if roots else "is a folder, and this stack has none"
+        paths = {}
+    if not paths or not all(any(file.is_relative_to(root) for root in below) for file in paths.values()):
+        message = f"is not below {' or '.join(map(str, roots))}" if roots else "is a folder, and this stack has none"
         raise NotFound(
-            f"lora_path: {path!r} {known}: start the stack with a folder above it (`weft serve --adapters`, "
+            f"lora_path: {path!r} {message}: start the stack with a folder above it (`weft serve --adapters`, "
             "`weft up --file-root`), or send its files with `weft push`.",
             param="lora_path",
             code="path_not_allowed",
         )
-    there = {name: file for name, file in found.items() if file.is_file()}
+    there = {name: file for name, file in paths.items() if file.is_file()}
     if missing := [name for name in FILES if name not in there]:
-        instead = "".join(f" {name} is {what}." for name, what in OTHER_FORMS.items() if name in there)
+        instead = "".join(f" {name} is {form}." for name, form in OTHER_FORMS.items() if name in there)
         raise NotFound(f"lora_path: {path!r} has no {' and no '.join(missing)}.{instead}", param="lora_path")
     return {name: file for name, file in there.items() if name not in OTHER_FORMS}
 

@@ -32,7 +32,7 @@ class TokenIdNames:
 
 def chat_logprobs(tokens: Sequence[TokenLogprobOut], alternatives: int, names: TokenNames) -> dict[str, Any]:
     """Write `choices[].logprobs` of a chat: an entry a token, with its likeliest alternatives."""
-    return {"content": [_entry(one, alternatives, names) for one in tokens], "refusal": None}
+    return {"content": [_entry(token, alternatives, names) for token in tokens], "refusal": None}
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprobOut], alternatives: int, names: TokenNames) -> dict[str, Any]:
@@ -41,10 +41,10 @@ def completion_logprobs(tokens: Sequence[TokenLogprobOut], alternatives: int, na
     Each of `top_logprobs` holds the sampled token too, so up to one more than was asked for.
     """
     return {
-        "tokens": [_spelled(one.token, names) for one in tokens],
-        "token_logprobs": [_finite(one.logprob.logprob) for one in tokens],
-        "top_logprobs": [_by_name(one, alternatives, names) for one in tokens],
-        "text_offset": [one.start for one in tokens],
+        "tokens": [_spelled(token.token, names) for token in tokens],
+        "token_logprobs": [_finite(token.logprob.logprob) for token in tokens],
+        "top_logprobs": [_by_name(token, alternatives, names) for token in tokens],
+        "text_offset": [token.start for token in tokens],
     }
 
 
@@ -57,45 +57,45 @@ def echoed_logprobs(
         spelled.append(_spelled(token, names))
         offsets.append(chars)
         chars += len(decoder.decode(names.bytes_of(token)))
-    outs = [one and TokenLogprobOut(token, one, 0) for token, one in zip(tokens, logprobs, strict=True)]
+    outs = [logprob and TokenLogprobOut(token, logprob, 0) for token, logprob in zip(tokens, logprobs, strict=True)]
     return {
         "tokens": spelled,
-        "token_logprobs": [one and _finite(one.logprob.logprob) for one in outs],
-        "top_logprobs": [one and _by_name(one, alternatives, names) for one in outs],
+        "token_logprobs": [out and _finite(out.logprob.logprob) for out in outs],
+        "top_logprobs": [out and _by_name(out, alternatives, names) for out in outs],
         "text_offset": offsets,
     }
 
 
 def joined_logprobs(prompt: dict[str, Any], answer: dict[str, Any], chars: int) -> dict[str, Any]:
     """Join the log probabilities of a prompt of `chars` characters and of the answer behind it."""
-    behind = answer | {"text_offset": [chars + offset for offset in answer["text_offset"]]}
-    return {name: values + behind[name] for name, values in prompt.items()}
+    moved = answer | {"text_offset": [chars + offset for offset in answer["text_offset"]]}
+    return {name: values + moved[name] for name, values in prompt.items()}
 
 
 def prompt_logprobs(
     tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], alternatives: int, names: TokenNames
 ) -> list[dict[str, Any] | None]:
     """Write vLLM's `prompt_logprobs`: by token id, the prompt's own one first; null: a rank that is not known."""
-    found: list[dict[str, Any] | None] = []
-    for token, one in zip(tokens, logprobs, strict=True):
-        if one is None:
-            found.append(None)
+    entries: list[dict[str, Any] | None] = []
+    for token, logprob in zip(tokens, logprobs, strict=True):
+        if logprob is None:
+            entries.append(None)
             continue
-        ranks = {token: rank for rank, (token, _) in enumerate(one.top[:alternatives], 1)}
-        values = {token: one.logprob} | dict(one.top[:alternatives])
-        found.append(
+        ranks = {token: rank for rank, (token, _) in enumerate(logprob.top[:alternatives], 1)}
+        values = {token: logprob.logprob} | dict(logprob.top[:alternatives])
+        entries.append(
             {
                 str(t): {"logprob": _finite(value), "rank": ranks.get(t), "decoded_token": _spelled(t, names)}
                 for t, value in values.items()
             }
         )
-    return found
+    return entries
 
 
 def _entry(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict[str, Any]:
     top = out.logprob.top[:alternatives]
-    others = [_token(token, logprob, names) for token, logprob in top]
-    return _token(out.token, out.logprob.logprob, names) | {"top_logprobs": others}
+    alternatives_out = [_token(token, logprob, names) for token, logprob in top]
+    return _token(out.token, out.logprob.logprob, names) | {"top_logprobs": alternatives_out}
 
 
 def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
@@ -103,16 +103,16 @@ def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
     name = names.name_of(token)
     if name is not None:
         return {"token": name, "logprob": _finite(logprob), "bytes": None}
-    own = names.bytes_of(token)
-    return {"token": own.decode("utf-8", "backslashreplace"), "logprob": _finite(logprob), "bytes": list(own)}
+    spelled = names.bytes_of(token)
+    return {"token": spelled.decode("utf-8", "backslashreplace"), "logprob": _finite(logprob), "bytes": list(spelled)}
 
 
 def _by_name(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict[str, float]:
     """Write logarithms by spelling; of two tokens that are spelled the same the likelier one stands."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for token, logprob in (*out.logprob.top[:alternatives], (out.token, out.logprob.logprob)):
-        found.setdefault(_spelled(token, names), _finite(logprob))
-    return found
+        by_name.setdefault(_spelled(token, names), _finite(logprob))
+    return by_name
 
 
 def _spelled(token: int, names: TokenNames) -> str:
@@ -120,11 +120,11 @@ def _spelled(token: int, names: TokenNames) -> str:
     name = names.name_of(token)
     if name is not None:
         return name
-    own = names.bytes_of(token)
+    spelled = names.bytes_of(token)
     try:
-        return own.decode()
+        return spelled.decode()
     except UnicodeDecodeError:
-        return "bytes:" + own.decode("utf-8", "backslashreplace")
+        return "bytes:" + spelled.decode("utf-8", "backslashreplace")
 
 
 def _finite(logprob: float) -> float:

@@ -140,10 +140,10 @@ class MessagesChat(ChatRequest):
     asked_as = OWN_NAMES
 
 
-def _messages(given: list[Any]) -> list[dict[str, Any]]:
+def _messages(entries: list[Any]) -> list[dict[str, Any]]:
     """Make chat messages; results of tools are messages of their own, before their text. Raises ParameterError."""
     messages: list[dict[str, Any]] = []
-    for index, message in enumerate(given):
+    for index, message in enumerate(entries):
         match message:
             case {"role": "user" | "assistant" | "system" as role, "content": str(text)}:
                 messages.append({"role": role, "content": text})
@@ -155,11 +155,11 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _of_blocks(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]:
+def _of_blocks(role: str, blocks: list[Any], path: str) -> list[dict[str, Any]]:
     texts, thoughts, calls, results = list[str](), list[str](), list[Any](), list[dict[str, Any]]()
     for index, block in enumerate(blocks):
         if isinstance(block, dict) and block.get("type") not in _FILES:
-            check_names(f"{where}[{index}]", block, _BLOCK_FIELDS)  # pyright: ignore[reportUnknownArgumentType]
+            check_names(f"{path}[{index}]", block, _BLOCK_FIELDS)  # pyright: ignore[reportUnknownArgumentType]
         match block:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
@@ -168,37 +168,37 @@ def _of_blocks(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]
             case {"type": "redacted_thinking"} if role == "assistant":
                 pass  # encrypted by another server: no model here can read it
             case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": dict(arguments)}:
-                function = {"name": name, "arguments": _written(arguments, f"{where}[{index}].input")}
+                function = {"name": name, "arguments": _written(arguments, f"{path}[{index}].input")}
                 calls.append({"id": call_id, "type": "function", "function": function})
             case {"type": "tool_result", "tool_use_id": str(call_id), **others}:
-                text = text_of(others.get("content"), f"{where}[{index}].content")
+                text = text_of(others.get("content"), f"{path}[{index}].content")
                 results.append({"role": "tool", "tool_call_id": call_id, "content": text})
             case _:
-                raise _block_fault(role, block, f"{where}[{index}]")
+                raise _block_fault(role, block, f"{path}[{index}]")
     # As in a chat, an answer without a text has no content.
-    own: dict[str, Any] = {"role": role, "content": texts if texts or not (thoughts or calls) else None}
-    own |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    own |= {"tool_calls": calls} if calls else {}
-    return [*results, own] if texts or thoughts or calls or not (results or role == "system") else results
+    message: dict[str, Any] = {"role": role, "content": texts if texts or not (thoughts or calls) else None}
+    message |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    message |= {"tool_calls": calls} if calls else {}
+    return [*results, message] if texts or thoughts or calls or not (results or role == "system") else results
 
 
-def _block_fault(role: str, block: Any, where: str) -> ParameterError:
+def _block_fault(role: str, block: Any, path: str) -> ParameterError:
     """Say what a block lacks, or that its type is not taken."""
     kind = block.get("type") if isinstance(block, dict) else None  # pyright: ignore[reportUnknownMemberType]
     needed = _NEEDED.get(kind, {}) if isinstance(kind, str) and (role == "assistant" or kind != "thinking") else {}
     for field, (python_type, form) in needed.items():
         if not isinstance(block.get(field), python_type):
-            return ParameterError(f"{where}.{field}: must be {form}.", param=f"{where}.{field}")
-    text = f"{where}: must be of type text, tool_use, tool_result or thinking"
-    return ParameterError(f"{text}{'; images and files are not served' if kind in _FILES else ''}.", param=where)
+            return ParameterError(f"{path}.{field}: must be {form}.", param=f"{path}.{field}")
+    text = f"{path}: must be of type text, tool_use, tool_result or thinking"
+    return ParameterError(f"{text}{'; images and files are not served' if kind in _FILES else ''}.", param=path)
 
 
-def _written(arguments: dict[str, Any], where: str) -> str:
+def _written(arguments: dict[str, Any], path: str) -> str:
     """Write the arguments of a call as chats have them. Raises ParameterError."""
     try:
         return json.dumps(arguments, ensure_ascii=False)
     except RecursionError as error:
-        raise ParameterError(f"{where}: is too deeply nested.", param=where) from error
+        raise ParameterError(f"{path}: is too deeply nested.", param=path) from error
 
 
 def _tool(tool: Any, index: int) -> dict[str, Any]:
@@ -316,8 +316,8 @@ class MessagesEncoder(AnswerEncoder):
                 raise AssertionError(delta)
 
     def _add(self, kind: str, text: str) -> bytes:
-        known = self._is_open and self._blocks[-1]["type"] == kind
-        opened = b"" if known else self._open(dict(_BLOCKS[kind]))
+        continues = self._is_open and self._blocks[-1]["type"] == kind
+        opened = b"" if continues else self._open(dict(_BLOCKS[kind]))
         self._blocks[-1][kind] += text
         return opened + self._delta({"type": f"{kind}_delta", kind: text})
 

@@ -20,14 +20,14 @@ async def list_models(state: AppState, request: Request) -> Response:
     The `root` of an adapter is the path that a request loaded it from, else its content's digest.
     """
     visible = state.machine.routes.visible(await caller_of(state, request, Action.LIST))
-    models = [orjson.Fragment(orjson.dumps(_model(state.loaded, *found))) async for found in in_turns(visible)]
+    models = [orjson.Fragment(orjson.dumps(_model(state.loaded, *model))) async for model in in_turns(visible)]
     return json_response({"object": "list", "data": models})
 
 
 async def one_model(state: AppState, request: Request) -> Response:
     """One model; its id may hold slashes."""
-    found = state.model(request.path_params["model"], await caller_of(state, request, Action.LIST))
-    return json_response(_model(state.loaded, *found))
+    model = state.model(request.path_params["model"], await caller_of(state, request, Action.LIST))
+    return json_response(_model(state.loaded, *model))
 
 
 def _model(by_request: Mapping[str, LoadedAdapter], route: Route, pool: PoolRoute) -> dict[str, Any]:

@@ -84,8 +84,8 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         sampling = params.sampling(call.tokenizer, route.eos_token_ids)
         prepared = list[PreparedRequest]()
         for index, (prompt, tokens) in enumerate(zip(call.prompts, encoded, strict=True)):
-            kept = params.truncated(tokens, pool.max_context_tokens)
-            prompt.tokens, prompt.form = tuple(kept), form.complete(kept, call.tokenizer.spelled)
+            tokens_kept = params.truncated(tokens, pool.max_context_tokens)
+            prompt.tokens, prompt.form = tuple(tokens_kept), form.completed_by(tokens_kept, call.tokenizer.spelled)
             grammar = await state.grammars.grammar(tenant, prompt.form.output) if prompt.form.output else ""
             answers_sampling = replace(sampling, grammar=grammar) if grammar else sampling
             prepared.append(_request(state, call, index, prompt, answers_sampling))
@@ -94,7 +94,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         encoder = endpoint.encoder(params, call)
         admitted = None
         if limits:
-            charged = sum(len(one.prompt) + one.n * _charged(one) for one in prepared)
+            charged = sum(len(request.prompt) + request.n * _charged(request) for request in prepared)
             admitted = limits.admit(call.principal, route.model_name, answers, charged)
         answer = Answer(state, endpoint, call, prepared, encoder, admitted)
         state.manager.submit(prepared, answer.choices)
@@ -143,13 +143,15 @@ def _named_model(body: bytes) -> str | None:
     return model[:MAX_ASKED_CHARS] if isinstance(model, str) else None
 
 
-async def tokenizer_of(state: AppState, route: Route, pool: PoolRoute, why: str, *, for_chats: bool) -> ModelTokenizer:
+async def tokenizer_of(
+    state: AppState, route: Route, pool: PoolRoute, reason: str, *, for_chats: bool
+) -> ModelTokenizer:
     """Return the pool's tokenizer, for chats with the template of the adapter's spec, its files, or the pool.
 
-    `why` there may be none. Raises BadRequest, ServiceUnavailable.
+    `reason` there may be none. Raises BadRequest, ServiceUnavailable.
     """
     if (tokenizer := state.tokenizers.get(pool.base_digest)) is None:
-        text = f"The tokenizer of pool {pool.name} is not available{why}."
+        text = f"The tokenizer of pool {pool.name} is not available{reason}."
         raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
     if not for_chats:
         return tokenizer
@@ -158,11 +160,11 @@ async def tokenizer_of(state: AppState, route: Route, pool: PoolRoute, why: str,
     if counts.chat_template_fault:
         text = f"{route.model_name} renders no chats, use /v1/completions: {counts.chat_template_fault}."
         raise BadRequest(text, code=BadTemplate.code)
-    own = route.digest if counts is route else ""
-    if not own and not counts.chat_template:
+    digest = route.digest if counts is route else ""
+    if not digest and not counts.chat_template:
         return tokenizer
     try:
-        return await state.templates.tokenizer(own, counts.chat_template, pool.base_digest, tokenizer)
+        return await state.templates.tokenizer(digest, counts.chat_template, pool.base_digest, tokenizer)
     except ArtifactError as error:
         if isinstance(error, Refused) and not isinstance(error, UnknownDigest):
             text = f"The chat template of {route.model_name} cannot be read: {error.message}."
@@ -173,8 +175,8 @@ async def tokenizer_of(state: AppState, route: Route, pool: PoolRoute, why: str,
 
 def select_form(params: Common, template: TemplateForms, parser: str) -> AnswerForm:
     """Choose the form of a request's answers. `parser`: of calls, that the pool names. Raises ParameterError."""
-    asked = params.response_format, params.structured_outputs
-    output = None if asked == (None, None) else structured_output(*asked)
+    forms = params.response_format, params.structured_outputs
+    output = None if forms == (None, None) else structured_output(*forms)
     if not isinstance(params, ChatRequest):
         return AnswerForm(output, spells_marks=not params.skip_special_tokens)
     tools, required, is_named = params.callable_tools, params.required_tools, isinstance(params.tool_choice, dict)
@@ -185,9 +187,11 @@ def select_form(params: Common, template: TemplateForms, parser: str) -> AnswerF
             raise ParameterError(text, param=output.param)
         is_free = not required and not output and any(tool["function"].get("strict") for tool in tools)
         if required or output or is_free:
-            several, beside = params.parallel_tool_calls and not is_named, None if required else output
-            only = required[0]["function"]["name"] if is_named else None
-            output = with_tools(tools, written, beside, several=several, is_free=is_free, only_function=only)
+            several, output_alone = params.parallel_tool_calls and not is_named, None if required else output
+            function_name = required[0]["function"]["name"] if is_named else None
+            output = with_tools(
+                tools, written, output_alone, several=several, is_free=is_free, function_name=function_name
+            )
     return AnswerForm(
         output=output,
         template=template,
@@ -217,20 +221,20 @@ async def _encoded(state: AppState, call: Call) -> list[list[int]]:
         else:
             await state.turns.take(call.principal.tenant, encode)
     except TooLong as error:
-        where = params.prompt_at(len(encoded))
-        text = f"{error}{params.of_several(where)}." + (
+        param = params.prompt_at(len(encoded))
+        text = f"{error}{params.of_several(param)}." + (
             " Please reduce the length of the input prompt." if params.pools else ""
         )
-        raise ParameterError(text, param=where, code="context_length_exceeded") from error
+        raise ParameterError(text, param=param, code="context_length_exceeded") from error
     except TokenizerPanic as error:
         raise Internal(f"{error}. Other requests are not affected; a shorter or plainer prompt may pass.") from error
     except NotEncodable as error:
-        where = params.prompt_at(len(encoded))
-        text = f"The prompt cannot be encoded{params.of_several(where)}: {error}."
-        raise ParameterError(text, param=where, code=error.code) from error
+        param = params.prompt_at(len(encoded))
+        text = f"The prompt cannot be encoded{params.of_several(param)}: {error}."
+        raise ParameterError(text, param=param, code=error.code) from error
     if (empty := next((index for index, tokens in enumerate(encoded) if not tokens), None)) is not None:
-        where = params.prompt_at(empty)
-        raise ParameterError(f"The prompt is empty{params.of_several(where)}: it has no token.", param=where)
+        param = params.prompt_at(empty)
+        raise ParameterError(f"The prompt is empty{params.of_several(param)}: it has no token.", param=param)
     return encoded
 
 
@@ -241,7 +245,7 @@ def _draft(call: Call, context_tokens: int) -> tuple[int, ...]:
     try:
         tokens = call.tokenizer.encode(call.params.expected, context_tokens, add_special_tokens=False)
         if len(tokens) > context_tokens:
-            raise TooLong.of(context_tokens, f"the prediction has {len(tokens)} tokens")
+            raise TooLong.of_context(context_tokens, f"the prediction has {len(tokens)} tokens")
     except NotEncodable as error:
         code = "context_length_exceeded" if isinstance(error, TooLong) else error.code
         raise ParameterError(f"prediction: {error}.", param="prediction", code=code) from error
@@ -251,8 +255,8 @@ def _draft(call: Call, context_tokens: int) -> tuple[int, ...]:
 def _check_logprobs(prepared: Sequence[PreparedRequest]) -> None:
     """An answer is held until it is sent: its log probabilities are bounded. Raises ParameterError."""
     answers, prompts = prepared[0].sampling.top_logprobs, prepared[0].sampling.prompt_logprobs
-    count = 0 if answers is None else sum(one.n * one.max_tokens for one in prepared) * (1 + answers)
-    count += 0 if prompts is None else sum(len(one.prompt) for one in prepared) * (1 + prompts)
+    count = 0 if answers is None else sum(request.n * request.max_tokens for request in prepared) * (1 + answers)
+    count += 0 if prompts is None else sum(len(request.prompt) for request in prepared) * (1 + prompts)
     if count > MAX_LOGPROBS:
         text = f"This answer could have {count:,} log probabilities; at most {MAX_LOGPROBS:,} are sent in one answer."
         raise ParameterError(f"{text} Ask for fewer choices, tokens or alternatives.", param="logprobs")

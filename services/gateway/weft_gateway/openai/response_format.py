@@ -51,8 +51,8 @@ class ResponseEncoder(AnswerEncoder):
         plain = all(prompt.form.is_plain for prompt in call.prompts)
         self._params, self._prompts, self._counts_usage = params, call.prompts, params.usage_in_chunks
         self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}
-        more = params.return_token_ids or params.return_weight_versions or self._counts_usage
-        self._plain = params.alternatives is None and not more
+        has_more = params.return_token_ids or params.return_weight_versions or self._counts_usage
+        self._plain = params.alternatives is None and not has_more
         self._weights: dict[str, str] | None = None
         if params.return_weight_versions:
             self._weights = {"version": call.digest, "base_version": call.pool.base_digest}
@@ -80,8 +80,8 @@ class ResponseEncoder(AnswerEncoder):
 
     def chunk(self, index: int, emit: Emit) -> bytes:
         if self._plain:
-            before, after = self._around[index]
-            return before + orjson.dumps(emit.text) + after
+            prefix, suffix = self._around[index]
+            return prefix + orjson.dumps(emit.text) + suffix
         self._answer_tokens[index] = emit.answer_tokens
         choice = self._delta(index, emit.text, self._logprobs(emit))
         if self._params.return_token_ids:
@@ -97,14 +97,14 @@ class ResponseEncoder(AnswerEncoder):
         return (self._event([], usage.of_choices()) if self._params.include_usage else b"") + DONE
 
     def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
-        whole = self._whole(choices)
-        return orjson.dumps({**self._head, "choices": whole, "usage": self._with_reasoning(usage).of_choices()})
+        choices_out = self._choices_out(choices)
+        return orjson.dumps({**self._head, "choices": choices_out, "usage": self._with_reasoning(usage).of_choices()})
 
     @property
     def reasoning_tokens(self) -> int:
         return sum(reader.reasoning_tokens for reader in self._readers)
 
-    def _whole(self, choices: Sequence[tuple[Emit, End]]) -> list[dict[str, Any]]:
+    def _choices_out(self, choices: Sequence[tuple[Emit, End]]) -> list[dict[str, Any]]:
         return [self._whole_choice(i, emit, end.reason) | self._at_end(i, end) for i, (emit, end) in enumerate(choices)]
 
     def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
@@ -134,9 +134,9 @@ class ResponseEncoder(AnswerEncoder):
         usage = CallUsage(prompt_tokens, sum(self._answer_tokens), self.cached_tokens, self.reasoning_tokens)
         return usage.of_choices()
 
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None, **members: Any) -> bytes:
         about = {"usage": usage} if usage else self._no_usage
-        return b"data: " + orjson.dumps({**self._chunk_head, "choices": choices, **about, **more}) + b"\n\n"
+        return b"data: " + orjson.dumps({**self._chunk_head, "choices": choices, **about, **members}) + b"\n\n"
 
     def _logprobs(self, emit: Emit) -> dict[str, Any] | None:
         if self._params.alternatives is None:
@@ -240,12 +240,14 @@ class ChatEncoder(ResponseEncoder):
         return b"".join(self._event([delta], self._usage_so_far(), **tokens) for delta in deltas)
 
     def body(self, choices: Sequence[tuple[Emit, End]], usage: CallUsage) -> bytes:
-        whole = self._whole(choices)
-        more = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
+        choices_out = self._choices_out(choices)
+        members = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
         if self._params.prompt_logprobs is not None:  # they are the prompt's, as in vLLM
-            of_prompt = [choice.pop("prompt_logprobs") for choice in whole]
-            more["prompt_logprobs"] = of_prompt[0]
-        return orjson.dumps({**self._head, "choices": whole, "usage": self._with_reasoning(usage).of_choices(), **more})
+            of_prompt = [choice.pop("prompt_logprobs") for choice in choices_out]
+            members["prompt_logprobs"] = of_prompt[0]
+        return orjson.dumps(
+            {**self._head, "choices": choices_out, "usage": self._with_reasoning(usage).of_choices(), **members}
+        )
 
     def _choice(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}

@@ -130,8 +130,8 @@ class ResponsesRequest(Strict):
         if self.truncation != "disabled":
             text = "truncation: a conversation is never cut by the gateway; leave out its oldest items."
             raise ParameterError(text, param="truncation", code="unsupported_value")
-        for name, known in INSIDE.items():
-            check_names(name, getattr(self, name), known)
+        for name, names in INSIDE.items():
+            check_names(name, getattr(self, name), names)
         if (unknown := next((name for name in self.include if name not in INCLUDED), None)) is not None:
             text = f"include: {unknown[:64]!r} is not there to be included; {', '.join(INCLUDED)} are taken."
             raise ParameterError(text, param="include", code="unsupported_value")
@@ -143,20 +143,20 @@ class ResponsesChat(ChatRequest):
     prompt_name: ClassVar[str] = "input"
     api: ClassVar[Api | None] = Api.ANY  # the hints are taken out of the request
     asked_as = OWN_NAMES
-    _asked: ResponsesRequest = PrivateAttr()
-    _own: list[Any] = PrivateAttr(default_factory=list[Any])
+    _params: ResponsesRequest = PrivateAttr()
+    _new_items: list[Any] = PrivateAttr(default_factory=list[Any])
     _keep: bool = PrivateAttr(False)
     _conversation: str = PrivateAttr("")
     _written: dict[str, orjson.Fragment] = PrivateAttr(default_factory=dict[str, orjson.Fragment])
 
     @property
-    def asked(self) -> ResponsesRequest:
-        return self._asked
+    def params(self) -> ResponsesRequest:
+        return self._params
 
     @property
     def own_items(self) -> list[Any]:
         """The items of the input."""
-        return self._own
+        return self._new_items
 
     @property
     def conversation(self) -> str:
@@ -169,33 +169,39 @@ class ResponsesChat(ChatRequest):
 
     @property
     def repeated(self) -> dict[str, Any]:
-        asked = self._asked
+        params = self._params
         return {
-            "instructions": asked.instructions or None,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata,
-            "parallel_tool_calls": asked.parallel_tool_calls,
-            "previous_response_id": asked.previous_response_id,
+            "instructions": params.instructions or None,
+            "max_output_tokens": params.max_output_tokens,
+            "metadata": params.metadata,
+            "parallel_tool_calls": params.parallel_tool_calls,
+            "previous_response_id": params.previous_response_id,
             "store": self._keep,
             **self._written,
-            "user": asked.user or None,
+            "user": params.user or None,
             "temperature": self.temperature,
             "top_p": self.top_p,
         }
 
     @classmethod
-    def of(
-        cls, params: ResponsesRequest, own: list[Any] | None = None, earlier: Sequence[Any] = (), *, keep: bool = False,
+    def of_params(
+        cls,
+        params: ResponsesRequest,
+        new_items: list[Any] | None = None,
+        earlier: Sequence[Any] = (),
+        *,
+        keep: bool = False,
         conversation: str = "",
-    ) -> "ResponsesChat":  # fmt: skip
-        """Make a chat of a request. `own`: the input's items, no reference among them; `earlier`: the items before it;
-        `keep`: the response is kept for later requests; `conversation`: the id of its first response.
+    ) -> "ResponsesChat":
+        """Make a chat of a request.
 
-        Raises ParameterError; a parameter of chats is named as the one that it was made of.
+        `new_items`: the items of the input, without references. `earlier`: the previous items. `keep`: store the
+        response for later requests. `conversation`: the id of the first response. Raises ParameterError, which names
+        the parameter of the response.
         """
-        own = items_of(params) if own is None else own
+        new_items = items_of(params) if new_items is None else new_items
         chat = {name: getattr(params, name) for name in PASSED_ON if name in params.model_fields_set}
-        chat["messages"] = _messages(params.instructions, earlier, own)
+        chat["messages"] = _messages(params.instructions, earlier, new_items)
         chat["max_completion_tokens"] = params.max_output_tokens
         chat["reasoning_effort"] = params.reasoning.get("effort")
         chat["logprobs"] = LOGPROBS in params.include or bool(params.top_logprobs)
@@ -204,7 +210,12 @@ class ResponsesChat(ChatRequest):
         chat["response_format"] = _response_format(params.text.get("format"))
         with naming(OWN_NAMES):
             request = checked(cls, chat)
-        request._asked, request._own, request._keep, request._conversation = params, own, keep, conversation
+        request._params, request._new_items, request._keep, request._conversation = (
+            params,
+            new_items,
+            keep,
+            conversation,
+        )
         request.note_ignored(params.ignored)
         repeated = {
             "text": params.text or {"format": {"type": "text"}}, "tool_choice": params.tool_choice,
@@ -221,13 +232,13 @@ def items_of(params: ResponsesRequest) -> list[Any]:
     return params.input
 
 
-def _messages(instructions: str, earlier: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+def _messages(instructions: str, earlier: Sequence[Any], new_items: Sequence[Any]) -> list[Any]:
     """Make messages of items. Reasoning, the message behind it and the calls behind both are one message.
 
     Raises ParameterError.
     """
     messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
-    for index, item in enumerate([*earlier, *own], start=-len(earlier)):
+    for index, item in enumerate([*earlier, *new_items], start=-len(earlier)):
         match item:
             case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
                 call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -253,17 +264,17 @@ def _messages(instructions: str, earlier: Sequence[Any], own: Sequence[Any]) -> 
     return messages
 
 
-def _item_fault(item: Any, where: str) -> ParameterError:
+def _item_fault(item: Any, path: str) -> ParameterError:
     """Say what an item lacks, or that its type is not taken."""
     kind = item.get("type", "message") if isinstance(item, dict) else None  # pyright: ignore[reportUnknownMemberType]
     for field, form in _NEEDED.get(kind, {}).items() if isinstance(kind, str) else ():
         if not isinstance(item.get(field), str):
-            return ParameterError(f"{where}.{field}: must be {form}.", param=f"{where}.{field}")
-    text = f"{where}: expected a message, function_call, function_call_output, reasoning or item_reference"
-    return ParameterError(f"{text}, got {str(kind)[:64]!r}." if kind else f"{text}.", param=where)
+            return ParameterError(f"{path}.{field}: must be {form}.", param=f"{path}.{field}")
+    text = f"{path}: expected a message, function_call, function_call_output, reasoning or item_reference"
+    return ParameterError(f"{text}, got {str(kind)[:64]!r}." if kind else f"{text}.", param=path)
 
 
-def _reasoning(item: Mapping[str, Any], where: str) -> str:
+def _reasoning(item: Mapping[str, Any], path: str) -> str:
     """Return the text of a reasoning item: its content or its summary; "": there is none. Raises ParameterError."""
     for field in ("content", "summary"):
         match item.get(field):
@@ -274,8 +285,8 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
                     return text
             case _:
                 kind = "reasoning_text" if field == "content" else "summary_text"
-                text = f'{where}.{field}: must be a list of {{"type": "{kind}", "text": "..."}}.'
-                raise ParameterError(text, param=f"{where}.{field}")
+                text = f'{path}.{field}: must be a list of {{"type": "{kind}", "text": "..."}}.'
+                raise ParameterError(text, param=f"{path}.{field}")
     return ""
 
 
@@ -308,7 +319,7 @@ def _response_format(form: Any) -> Any:
 
 async def _continued(state: AppState, caller: Principal, pool: PoolRoute, request: ResponsesChat) -> ResponsesChat:
     """Add the responses that it names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
-    params = request.asked
+    params = request.params
     keep = state.batch.configured and state.settings.store_responses and params.store is not False
     earlier = await _conversation(state, caller, params) if params.previous_response_id else ()
     named = await _named(state, caller, request, sum(map(len, earlier)))
@@ -328,7 +339,7 @@ async def _continued(state: AppState, caller: Principal, pool: PoolRoute, reques
             raise _too_long(params, f"{text} than {max_chars} characters")
         outputs = {name: _stored(body, caller)["response"]["output"] for name, body in named.items()}
         items = [_referred(item, index, outputs) for index, item in enumerate(request.own_items)]
-        return ResponsesChat.of(params, items, before, keep=keep, conversation=first)
+        return ResponsesChat.of_params(params, items, before, keep=keep, conversation=first)
 
     return await state.turns.compute(caller.tenant, joined)
 
@@ -362,7 +373,7 @@ async def _named(state: AppState, caller: Principal, request: ResponsesChat, siz
         (bodies[response_id],) = await state.batch.conversation(caller.tenant, response_id, alone=True)
         size += len(bodies[response_id])
         if size > MAX_CONVERSATION_BYTES:
-            raise _too_long(request.asked, f"the conversation has more than {MAX_CONVERSATION_BYTES} bytes")
+            raise _too_long(request.params, f"the conversation has more than {MAX_CONVERSATION_BYTES} bytes")
     return bodies
 
 
@@ -442,7 +453,7 @@ async def _keep(state: AppState, call: Call, encoder: ResponsesEncoder, usage: C
     assert isinstance(request, ResponsesChat)
     if not request.repeated["store"]:
         return None
-    response, previous = encoder.response(usage), request.asked.previous_response_id or ""
+    response, previous = encoder.response(usage), request.params.previous_response_id or ""
 
     def stored() -> bytes:
         own_items = orjson.Fragment(exact_json.dumps(request.own_items))
@@ -475,7 +486,7 @@ class ResponsesEndpoint(ChatEndpoint):
         return await _continued(state, call.principal, call.pool, params)
 
     def parse(self, body: bytes) -> ResponsesChat:
-        return ResponsesChat.of(checked(ResponsesRequest, object_of(body)))
+        return ResponsesChat.of_params(checked(ResponsesRequest, object_of(body)))
 
 
 RESPONSES = ResponsesEndpoint()
@@ -500,7 +511,7 @@ def _no_answer(_stored: dict[str, Any]) -> Response:
 async def list_input_items(state: AppState, request: Request) -> Response:
     """List the input of a response that was kept, without what it continued; the last item first."""
     query = Query(request, "after", "limit", "order", "include", "include[]")
-    limit, after = query.limit(20, 100), query.after()
+    limit, after_id = query.limit(20, 100), query.after_id()
     is_reversed = query.one_of("order", {"asc": False, "desc": True}) is not False
 
     def page(stored: dict[str, Any]) -> Response:
@@ -508,9 +519,9 @@ async def list_input_items(state: AppState, request: Request) -> Response:
         if is_reversed:
             items.reverse()
         ids = [item["id"] for item in items]
-        if after and after not in ids:
-            raise ParameterError(f"after: this response has no input item {after!r}.", param="after")
-        start = ids.index(after) + 1 if after else 0
+        if after_id and after_id not in ids:
+            raise ParameterError(f"after: this response has no input item {after_id!r}.", param="after")
+        start = ids.index(after_id) + 1 if after_id else 0
         return json_response(listed(items[start : start + limit], start + limit < len(items)))
 
     return await _read(state, request, page)
@@ -518,13 +529,13 @@ async def list_input_items(state: AppState, request: Request) -> Response:
 
 def _identified(items: Sequence[Any], response_id: str) -> list[dict[str, Any]]:
     """Give each item an id that no other one has: its own, where the client gave one, or its place."""
-    found = dict[str, dict[str, Any]]()
+    items_by_id = dict[str, dict[str, Any]]()
     for index, item in enumerate(items):
         own = item.get("id")
-        known = isinstance(own, str) and 0 < len(own) <= MAX_ID_CHARS and own not in found
-        item_id = own if known else f"{response_id}_in_{index}"
-        found[item_id] = input_item(item, item_id)
-    return list(found.values())
+        is_known = isinstance(own, str) and 0 < len(own) <= MAX_ID_CHARS and own not in items_by_id
+        item_id = own if is_known else f"{response_id}_in_{index}"
+        items_by_id[item_id] = input_item(item, item_id)
+    return list(items_by_id.values())
 
 
 async def delete_response(state: AppState, request: Request) -> Response:

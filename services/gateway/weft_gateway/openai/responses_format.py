@@ -42,12 +42,12 @@ class ResponsesEncoder(AnswerEncoder):
         self._is_open = False  # the last item
         self._events = 0
         self._cut = False
-        self._kept, self._not_kept = bool(params.repeated["store"]), dict[str, Any]()
+        self._is_stored, self._not_kept = bool(params.repeated["store"]), dict[str, Any]()
 
     @property
     def span_attributes(self) -> Mapping[str, str | None]:
         """A conversation has the id of its first response."""
-        return {"gen_ai.conversation.id": self._params.conversation or (self._id if self._kept else None)}
+        return {"gen_ai.conversation.id": self._params.conversation or (self._id if self._is_stored else None)}
 
     def first_chunk(self) -> bytes:
         response = self._response("in_progress", None)
@@ -86,7 +86,7 @@ class ResponsesEncoder(AnswerEncoder):
 
     def not_kept(self, error: ApiError) -> None:
         """Say in the response that it cannot be continued, and why."""
-        self._kept, self._not_kept = False, {"store_error": {"code": error.code, "message": error.message}}
+        self._is_stored, self._not_kept = False, {"store_error": {"code": error.code, "message": error.message}}
 
     # ---------------------------------------------------------------- items
 
@@ -110,11 +110,11 @@ class ResponsesEncoder(AnswerEncoder):
         events = b"" if self._is_open and self._items[-1]["type"] == kind else self._open_text(kind)
         part = self._items[-1]["content"][0]
         part["text"] += text
-        name, more = "reasoning_text", dict[str, Any]()
+        name, members = "reasoning_text", dict[str, Any]()
         if kind == "message":
-            name, more, self._logprobs = "output_text", {"logprobs": self._logprobs}, []
-            part["logprobs"] = [*part["logprobs"], *more["logprobs"]]
-        return events + self._event(f"{name}.delta", **self._place(), content_index=0, delta=text, **more)
+            name, members, self._logprobs = "output_text", {"logprobs": self._logprobs}, []
+            part["logprobs"] = [*part["logprobs"], *members["logprobs"]]
+        return events + self._event(f"{name}.delta", **self._place(), content_index=0, delta=text, **members)
 
     def _open_text(self, kind: str) -> bytes:
         prefix = "msg" if kind == "message" else "rs"
@@ -146,13 +146,13 @@ class ResponsesEncoder(AnswerEncoder):
             return b""
         self._is_open, item, events = False, self._items[-1], b""
         if item["type"] == "function_call":
-            whole = {"name": item["name"], "arguments": item["arguments"]}
-            events = self._event("function_call_arguments.done", **self._place(), **whole)
+            fields = {"name": item["name"], "arguments": item["arguments"]}
+            events = self._event("function_call_arguments.done", **self._place(), **fields)
         else:
             (part,) = item["content"]
             is_message = item["type"] == "message"
-            name, more = ("output_text", {"logprobs": part["logprobs"]}) if is_message else ("reasoning_text", {})
-            events = self._event(f"{name}.done", **self._place(), content_index=0, text=part["text"], **more)
+            name, members = ("output_text", {"logprobs": part["logprobs"]}) if is_message else ("reasoning_text", {})
+            events = self._event(f"{name}.done", **self._place(), content_index=0, text=part["text"], **members)
             events += self._event("content_part.done", **self._place(), content_index=0, part=part)
         if "status" in item:
             item["status"] = "incomplete" if self._cut else "completed"
@@ -178,7 +178,7 @@ class ResponsesEncoder(AnswerEncoder):
             "truncation": "disabled",
             "usage": usage and usage.of_items(),
             **self._params.repeated,
-            "store": self._kept,
+            "store": self._is_stored,
             **self._not_kept,
         }
 
@@ -191,13 +191,17 @@ class ResponsesEncoder(AnswerEncoder):
 
 def input_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
     """Write an item of a request as the list of its input has it: whole, a message's text as parts."""
-    whole = {"type": "message", **item, "id": item_id}
-    if whole["type"] in ("message", "function_call", "function_call_output"):
-        whole.setdefault("status", "completed")
-    if whole["type"] == "reasoning":
-        whole.setdefault("summary", [])
-    if whole["type"] == "message" and isinstance(text := item.get("content"), str):
-        own = whole["role"] == "assistant"
-        part = {"type": "output_text", "text": text, "annotations": []} if own else {"type": "input_text", "text": text}
-        whole["content"] = [part]
-    return whole
+    full_item = {"type": "message", **item, "id": item_id}
+    if full_item["type"] in ("message", "function_call", "function_call_output"):
+        full_item.setdefault("status", "completed")
+    if full_item["type"] == "reasoning":
+        full_item.setdefault("summary", [])
+    if full_item["type"] == "message" and isinstance(text := item.get("content"), str):
+        is_assistant = full_item["role"] == "assistant"
+        part = (
+            {"type": "output_text", "text": text, "annotations": []}
+            if is_assistant
+            else {"type": "input_text", "text": text}
+        )
+        full_item["content"] = [part]
+    return full_item

@@ -103,12 +103,12 @@ def _prediction(value: Any) -> str:
             raise PydanticCustomError("prediction", text)
 
 
-def text_of(content: Any, where: str) -> str | None:
-    """Read the content of a message as chats do; None stays None. Raises ParameterError that names `where`."""
+def text_of(content: Any, param: str) -> str | None:
+    """Read the content of a message as chats do; None stays None. Raises ParameterError that names `param`."""
     try:
         return None if content is None else _content(content)
     except PydanticCustomError as error:
-        raise ParameterError(f"{where}: {error.message()}.", param=where) from error
+        raise ParameterError(f"{param}: {error.message()}.", param=param) from error
 
 
 def _part(part: Any) -> str:
@@ -162,8 +162,8 @@ class Strict(BaseModel):
         if None in value.values() or not value.keys() <= fields.keys():
             value = tolerated(value, fields)
         unknown = next((name for name in value if name not in fields), None)
-        known = {name: value[name] for name in fields if name in value}
-        return known if unknown is None else known | {unknown: None}
+        members = {name: value[name] for name in fields if name in value}
+        return members if unknown is None else members | {unknown: None}
 
     def check_together(self) -> None:
         """Check rules across parameters. Raises ParameterError."""
@@ -184,8 +184,8 @@ class StreamOptions(BaseModel):
         if not isinstance(value, dict):
             return value
         unknown = unknown_of(value, cls.model_fields)
-        known = {name: value[name] for name in cls.model_fields if value.get(name) is not None}
-        return known if unknown is None else known | {unknown: None}
+        members = {name: value[name] for name in cls.model_fields if value.get(name) is not None}
+        return members if unknown is None else members | {unknown: None}
 
 
 class Common(Strict):
@@ -264,9 +264,9 @@ class Common(Strict):
         """The place of one prompt."""
         return f"{self.prompt_name}[{index}]" if self.prompts > 1 else self.prompt_name
 
-    def of_several(self, where: str) -> str:
+    def of_several(self, param: str) -> str:
         """Name the prompt that is meant, of several."""
-        return f" ({where})" if self.prompts > 1 else ""
+        return f" ({param})" if self.prompts > 1 else ""
 
     @property
     def alternatives(self) -> int | None:
@@ -337,8 +337,10 @@ class Common(Strict):
 
     def with_defaults(self, defaults: SamplingDefaults) -> Self:
         """Set what the request does not say as its base has it, but for `max_tokens`, which depends on the prompt."""
-        given = {field.name: getattr(defaults, field.name) for field in fields(defaults) if field.name != "max_tokens"}
-        of_base = {name: v for name, v in given.items() if v is not None and name not in self.model_fields_set}
+        supplied = {
+            field.name: getattr(defaults, field.name) for field in fields(defaults) if field.name != "max_tokens"
+        }
+        of_base = {name: v for name, v in supplied.items() if v is not None and name not in self.model_fields_set}
         return self.model_copy(update=of_base) if of_base else self
 
     def truncated(self, tokens: list[int], context_tokens: int) -> list[int]:
@@ -362,23 +364,25 @@ class Common(Strict):
 
         A context of 0 is not known yet: no runner has reported it, and the scheduler decides. Raises ParameterError.
         """
-        asked, context_tokens, most = self.limit, pool.max_context_tokens, pool.max_output_tokens
-        if asked is not None and 0 < most < asked:
-            text = f"{self.limit_name}: {asked} is more than the {most} tokens that an answer of this model may have."
+        limit, context_tokens, max_tokens = self.limit, pool.max_context_tokens, pool.max_output_tokens
+        if limit is not None and 0 < max_tokens < limit:
+            text = (
+                f"{self.limit_name}: {limit} is more than the {max_tokens} tokens of the longest answer of this model."
+            )
             raise ParameterError(text, param=self.limit_name)
-        left = (context_tokens or max(UNKNOWN_CONTEXT_TOKENS, prompt_tokens + (asked or 0))) - prompt_tokens
+        left = (context_tokens or max(UNKNOWN_CONTEXT_TOKENS, prompt_tokens + (limit or 0))) - prompt_tokens
         usual = max(pool.sampling_defaults.max_tokens or left, self.min_tokens)
-        bound = min(left, most or left, usual, self._unasked()) if asked is None else asked
-        if bound > left or (bound < 1 and asked is None):
-            where = self.prompt_at(index)
-            completion_tokens = (not self.pools) if asked is None else max(0, asked)
+        bound = min(left, max_tokens or left, usual, self._unasked()) if limit is None else limit
+        if bound > left or (bound < 1 and limit is None):
+            param = self.prompt_at(index)
+            completion_tokens = (not self.pools) if limit is None else max(0, limit)
             requested = f"you requested {prompt_tokens + completion_tokens} tokens ({prompt_tokens} in the prompt"
-            requested += self.of_several(where)
+            requested += self.of_several(param)
             requested += f", {completion_tokens:d} in the completion)" if completion_tokens else ")"
             raise ParameterError(
                 f"This model's maximum context length is {context_tokens} tokens. However, {requested}. "
                 f"Please reduce the length of the {'input prompt' if self.pools else 'prompt or the completion'}.",
-                param=self.limit_name if asked and left > 0 else where,
+                param=self.limit_name if limit and left > 0 else param,
                 code="context_length_exceeded",
             )
         return bound
@@ -401,14 +405,14 @@ class Common(Strict):
             "stop_token_ids": self.stop_token_ids,
         }
         for name, tokens in named.items():
-            if (beyond := next((token for token in tokens if token >= tokenizer.vocab_size), None)) is not None:
-                text = f"{name}: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
+            if (unknown_token := next((token for token in tokens if token >= tokenizer.vocab_size), None)) is not None:
+                text = f"{name}: token {unknown_token} is outside the model's vocabulary of {tokenizer.vocab_size}."
                 raise ParameterError(text, param=name)
         if self.thinking_token_budget >= 0 and tokenizer.forms.reasoning:
             text = "thinking_token_budget: max_tokens bounds reasoning and answer of this model together."
             raise ParameterError(text, param="thinking_token_budget", code="unsupported_value")
         alternatives, selects = self.alternatives, self.drawn > self.n
-        others: dict[str, Any] = {
+        members: dict[str, Any] = {
             "seed": secrets.randbits(64) if self.seed is None else self.seed % 2**64,
             "top_k": max(0, self.top_k),
             "ignore_eos": self.passes_eos,
@@ -418,7 +422,7 @@ class Common(Strict):
             "pooling": self.pools,
             "eos_token_ids": eos_token_ids,
         }
-        return Sampling(**{name: getattr(self, name) for name in SAME_NAMED} | others)
+        return Sampling(**{name: getattr(self, name) for name in SAME_NAMED} | members)
 
 
 SAME_NAMED = tuple([field.name for field in fields(Sampling) if field.name in Common.model_fields])
@@ -455,22 +459,26 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[Annotated[dict[str, Any], AfterValidator(_call)]] | None, Bounded] = None
-    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    reasoning_content: str | None = None  # last, so that an error names the field that was sent
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, value: Any) -> Any:
+    def _members(cls, value: Any) -> Any:
         """Leave out names beyond the known ones before they cost anything; reasoning has several names."""
         if not isinstance(value, dict):
             return value
-        if asked := next((name for name in _ASKING if value.get(name)), None):
-            raise PydanticCustomError("asks", "has {name}: {advice}", {"name": asked, "advice": _ASKING[asked]})
-        known = {name: value[name] for name in cls.model_fields if name in value}
+        if request_name := next((name for name in _ASKING if value.get(name)), None):
+            raise PydanticCustomError(
+                "asks", "has {name}: {advice}", {"name": request_name, "advice": _ASKING[request_name]}
+            )
+        members = {name: value[name] for name in cls.model_fields if name in value}
         reasoning = (text for name in REASONING if (text := value.get(name)))
-        known["reasoning_content"] = next(reasoning, known.get("reasoning_content"))
+        members["reasoning_content"] = next(reasoning, members.get("reasoning_content"))
         if value.get("role") == "assistant":
-            known["content"] = value.get("refusal") if known.get("content") is None else known["content"]
-        return {**known, "has_content": known.get("content") is not None}
+            members["content"] = value.get("refusal") if members.get("content") is None else members["content"]
+        return {**members, "has_content": members.get("content") is not None}
 
     def of_template(self) -> dict[str, Any]:
         """Write the message as transformers gives it to chat templates: arguments are objects, and nothing is null."""
@@ -479,7 +487,7 @@ class ChatMessage(BaseModel):
             message["content"] = self.content
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content
-        message |= {name: found for name in self.ALL if (found := getattr(self, name))}
+        message |= {name: member for name in self.ALL if (member := getattr(self, name))}
         if self.tool_calls:
             message["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
         return message
@@ -557,7 +565,12 @@ class ChatRequest(ChatPrompt, Common):
     prompt_name: ClassVar[str] = "messages"
 
     echo: bool = Field(False, description="a last message that the answer goes on with stands before it")
-    max_completion_tokens: Whole | None = Field(None, ge=0, le=MAX_INT32, description="goes before max_tokens")
+    max_completion_tokens: Whole | None = Field(
+        None,
+        ge=0,
+        le=MAX_INT32,
+        description="tokens of an answer at most, reasoning included; max_tokens is its older name",
+    )
     logprobs: bool = Field(False, description="report the log probability of each token")
     top_logprobs: Whole = Field(0, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each")
     parallel_tool_calls: bool = Field(True, description="an answer may have several calls")
@@ -588,6 +601,9 @@ class ChatRequest(ChatPrompt, Common):
         super().check_together()
         if self.top_logprobs and not self.logprobs:
             raise ParameterError("top_logprobs is only taken with logprobs: true.", param="top_logprobs")
+        if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
+            text = f"expected max_tokens to equal max_completion_tokens or be absent, got {self.max_tokens}."
+            raise ParameterError(text, param="max_tokens")
 
 
 class CompletionRequest(Common):
@@ -691,9 +707,9 @@ def _explained(kind: type[Strict], error: ErrorDetails) -> ParameterError:
     path = _path(error["loc"])
     match error["type"]:
         case "extra_forbidden" if len(error["loc"]) == 1:
-            known = ", ".join(sorted(kind.model_fields))
+            names = ", ".join(sorted(kind.model_fields))
             help_ = f": {found}" if (found := advice(path)) else ""
-            text = f"The parameter {path} is not supported{help_}. Supported: {known}."
+            text = f"The parameter {path} is not supported{help_}. Supported: {names}."
             return ParameterError(text, param=path, code="unsupported_parameter")
         case "extra_forbidden":
             return ParameterError(f"{path} is not supported.", param=path, code="unsupported_parameter")

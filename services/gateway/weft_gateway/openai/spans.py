@@ -29,9 +29,9 @@ class RequestTrace:
 
     def answered(
         self, params: "Common", requests: Sequence[PreparedRequest], ends: Sequence[Finish], usage: CallUsage,
-        more: Mapping[str, Attribute | None], status: int, error: ApiError | None,
+        members: Mapping[str, Attribute | None], status: int, error: ApiError | None,
     ) -> None:  # fmt: skip
-        """`requests`: one for each prompt of the call; `more`: attributes of its API."""
+        """`requests`: one for each prompt of the call; `members`: attributes of its API."""
         request = requests[0]
         model, sampling = request.route.model_name, request.sampling
         ttft_s = min((end.ttft_s for end in ends if end.ttft_s is not None), default=None)
@@ -53,7 +53,7 @@ class RequestTrace:
             "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
             "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
-            **more,
+            **members,
             "weft.request_id": request.request_id,
             "weft.namespace": request.namespace or None,
             "weft.pool": request.route.pool,

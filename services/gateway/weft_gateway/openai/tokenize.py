@@ -68,9 +68,9 @@ def tokenize_request(body: bytes) -> TokenizeRequest | TokenizeChatRequest:
 def _tokenized(params: TokenizeRequest | TokenizeChatRequest, pool: PoolRoute, tokenizer: ModelTokenizer) -> Response:
     """Return the whole answer: a million tokens are written, too. Raises NotEncodable."""
     tokens = _tokens(params, pool, tokenizer)
-    found: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
-    found["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if params.return_token_strs else None
-    return json_response(found, params.ignored)
+    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
+    answer["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if params.return_token_strs else None
+    return json_response(answer, params.ignored)
 
 
 def _tokens(params: TokenizeRequest | ChatPrompt, pool: PoolRoute, tokenizer: ModelTokenizer) -> list[int]:
@@ -99,8 +99,8 @@ async def detokenize(state: AppState, request: Request) -> Response:
     body = await json_body(state, request, caller.tenant)
     params = await state.turns.parse(caller.tenant, partial(parse, DetokenizeRequest), body)
     _, tokenizer = await tokenizer_of(state, caller, params.model, for_chats=False)
-    if (beyond := max(params.tokens, default=0)) >= tokenizer.vocab_size:
-        text = f"tokens: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
+    if (unknown_token := max(params.tokens, default=0)) >= tokenizer.vocab_size:
+        text = f"tokens: token {unknown_token} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="tokens")
     text = await state.turns.encode(caller.tenant, partial(tokenizer.decode, params.tokens))
     return json_response({"prompt": text}, params.ignored)

@@ -11,17 +11,17 @@ def settle_tools(request: dict[str, Any]) -> dict[str, Any]:
     messages, tools = request.get("messages"), request.get("tools", [])
     if not isinstance(messages, list) or not isinstance(tools, list):
         return request
-    known = dict[str | int, Any]()
+    changes = dict[str | int, Any]()
     for index, tool in enumerate(tools):
         name = _name(tool)
-        known[index if name is None or name in known else name] = tool
-    offered, is_changed = dict(known), False
+        changes[index if name is None or name in changes else name] = tool
+    offered, is_changed = dict(changes), False
     for message in messages:
         match message:
             case {"role": "system", "content": [*blocks]}:
-                others = [block for block in blocks if not _change(block, known, offered)]
-                is_changed |= len(others) < len(blocks)
-                message["content"] = others
+                rest = [block for block in blocks if not _change(block, changes, offered)]
+                is_changed |= len(rest) < len(blocks)
+                message["content"] = rest
             case {"role": "user", "content": [*blocks]}:
                 _name_references(blocks)
             case _:
@@ -31,13 +31,13 @@ def settle_tools(request: dict[str, Any]) -> dict[str, Any]:
     return request
 
 
-def _change(block: Any, known: dict[str | int, Any], offered: dict[str | int, Any]) -> bool:
+def _change(block: Any, changes: dict[str | int, Any], offered: dict[str | int, Any]) -> bool:
     """Apply a block to the tools that are offered; False: it is none that changes them."""
     match block:
         case {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": str(name)} as tool}}:
-            known[name] = offered[name] = tool
-        case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}} if name in known:
-            offered[name] = known[name]
+            changes[name] = offered[name] = tool
+        case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}} if name in changes:
+            offered[name] = changes[name]
         case {"type": "tool_removal", "tool": {"type": "tool_reference", "name": str(name)}}:
             offered.pop(name, None)
         case _:

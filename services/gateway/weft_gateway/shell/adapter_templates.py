@@ -40,16 +40,16 @@ class AdapterTemplates:
         """
         files = await self._files_of(adapter) if adapter else ()
         if supplied:
-            others = [(name, digest) for name, digest in files if name not in (TEMPLATE_FILE, NAMED_FILE)]
-            files = (*others, *await self._files_of(supplied))
+            rest = [(name, digest) for name, digest in files if name not in (TEMPLATE_FILE, NAMED_FILE)]
+            files = (*rest, *await self._files_of(supplied))
         key = base_digest, files
         async with self._lock(key):
-            known = self._compiled.get(key)
-            if known is None or known[0] is not base:
-                found = {name: await download(self._depot, digest, MAX_FILE_BYTES) for name, digest in files}
-                known = base, await asyncio.to_thread(base.with_template_of, found)
-            self._compiled[key] = known
-        return known[1]
+            compiled = self._compiled.get(key)
+            if compiled is None or compiled[0] is not base:
+                bodies = {name: await download(self._depot, digest, MAX_FILE_BYTES) for name, digest in files}
+                compiled = base, await asyncio.to_thread(base.with_template_of, bodies)
+            self._compiled[key] = compiled
+        return compiled[1]
 
     async def _files_of(self, artifact: str) -> _Files:
         if (files := self._files.get(artifact)) is None:

@@ -62,7 +62,11 @@ EXPOSED = [
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
-    *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+    *(
+        f"x-ratelimit-{quantity}-{counted}"
+        for counted in ("requests", "tokens")
+        for quantity in ("limit", "remaining", "reset")
+    ),
 ]  # to pages of other origins
 # What answers may be, for the OpenAPI document.
 _STREAMED, _VECTORS = (JSON, "text/event-stream"), (JSON, "application/octet-stream")

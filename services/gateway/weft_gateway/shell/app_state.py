@@ -101,12 +101,12 @@ class AppState:
     def model(self, name: str, principal: Principal) -> tuple[Route, PoolRoute]:
         """The route of a model that this caller may use, to the content that `name` may pin. Raises ModelNotFound."""
         try:
-            found = self.machine.routes.find(name, principal)
+            location = self.machine.routes.find(name, principal)
         except UnknownVersion as error:
             raise ModelNotFound(name, str(error)) from error
-        if found is None:
+        if location is None:
             raise ModelNotFound(name)
-        return found
+        return location
 
     def loading(self, name: str) -> asyncio.Lock:
         """The lock of an adapter's name: of two requests that load or unload it the second one sees the first's end."""

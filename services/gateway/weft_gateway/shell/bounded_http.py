@@ -80,7 +80,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._gone_timer: asyncio.TimerHandle | None = None
         self._refusals, self._dismissed = refusals, False  # the present request is
         self._closes = False  # behind the body of the present request
-        self._held: tuple[asyncio.TimerHandle, Dismissal] | None = None
+        self._pending_dismissal: tuple[asyncio.TimerHandle, Dismissal] | None = None
         self._unread = b""  # behind requests that wait for their turn
         self._running: RequestResponseCycle | None = None
         self._answers: _AnswerTransport | None = None
@@ -108,7 +108,7 @@ class BoundedHttp(HttpToolsProtocol):
 
         A head that is sent ahead of its turn has its deadline from the end of the answer before it.
         """
-        if self._answering or self._held or self.transport.is_closing():
+        if self._answering or self._pending_dismissal or self.transport.is_closing():
             self._bound.busy(self)
         elif self._in_head and self._head_bytes:
             self._bound.unfinished(self, self.client[0] if self.client else "")
@@ -163,7 +163,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         parser = self.parser
-        if self._held or self.transport.is_closing():
+        if self._pending_dismissal or self.transport.is_closing():
             raise BadRequest("Nothing is looked at behind the last answer of a connection.")
         check_head(parser, self.headers, fields := dict(self.headers))
         if parser.should_upgrade():
@@ -187,7 +187,7 @@ class BoundedHttp(HttpToolsProtocol):
             dismissal = replace(dismissal, closes=True)
         if dismissal.hold_s:
             self.flow.pause_reading()
-            self._held = self.loop.call_later(dismissal.hold_s, self._answer_held), dismissal
+            self._pending_dismissal = self.loop.call_later(dismissal.hold_s, self._answer_held), dismissal
         else:
             self._answer_dismissed(dismissal)
 
@@ -205,15 +205,15 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
         if not self._dismissed:
             super().on_message_complete()
-        elif not self._held:
+        elif not self._pending_dismissal:
             self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._head_timer, self._rest_timer, self._stall_timer, self._gone_timer):
             _cancelled(timer)
-        if self._held:
-            _cancelled(self._held[0])
-            self._held[1].end()
+        if self._pending_dismissal:
+            _cancelled(self._pending_dismissal[0])
+            self._pending_dismissal[1].end()
         self._bound.busy(self)
         if self._running:  # it is told, rather than a request that waits behind it
             self.cycle = self._running
@@ -242,8 +242,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._rank()
 
     def _answer_held(self) -> None:
-        assert self._held is not None, "it waits for its turn"
-        (timer, dismissal), self._held = self._held, None
+        assert self._pending_dismissal is not None, "it waits for its turn"
+        (timer, dismissal), self._pending_dismissal = self._pending_dismissal, None
         timer.cancel()
         dismissal.end()
         self._answer_dismissed(dismissal)
@@ -292,9 +292,9 @@ class BoundedHttp(HttpToolsProtocol):
         left = self.transport.get_write_buffer_size()
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self._stalled, left)
 
-    def _stalled(self, before: int) -> None:
+    def _stalled(self, seen_bytes: int) -> None:
         """Cut off a client that has read nothing since; one that reads slowly is watched on."""
-        if self.transport.get_write_buffer_size() < before:
+        if self.transport.get_write_buffer_size() < seen_bytes:
             self._watch_stall()
         else:
             self.transport.abort()
@@ -320,7 +320,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Send the reason where it would be no part of another answer, and close."""
-        if self._held:
+        if self._pending_dismissal:
             self._answer_held()
         elif self._next_to_answer and not self.transport.is_closing():
             body, headers = BadRequest(message, code=code, status=status).body(), {"content-type": "application/json"}

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 
-def _after(delay_s: float, call: Callable[[], None]) -> None:
+def _call_later(delay_s: float, call: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     loop.call_later(delay_s, call) if delay_s else loop.call_soon(call)
 
@@ -24,9 +24,9 @@ class ChunkPacing:
     """
 
     def __init__(
-        self, clock: Callable[[], float], after: Callable[[float, Callable[[], None]], object] = _after
+        self, clock: Callable[[], float], call_later: Callable[[float, Callable[[], None]], object] = _call_later
     ) -> None:
-        self._clock, self._after = clock, after
+        self._clock, self._call_later = clock, call_later
         self._wakes: dict[Callable[[], None], None] = {}
         self._under_way = False  # a wake is due, or what it woke is sending
         self._began_s = self._next_s = 0.0
@@ -39,14 +39,14 @@ class ChunkPacing:
 
     def _plan(self) -> None:
         self._under_way = True
-        self._after(max(0.0, self._next_s - self._clock()), self._wake)
+        self._call_later(max(0.0, self._next_s - self._clock()), self._wake)
 
     def _wake(self) -> None:
         wakes, self._wakes = self._wakes, {}
-        self._after(0.0, self._begin)  # ahead of the tasks that are awake now, and `_sent` behind them
+        self._call_later(0.0, self._begin)  # ahead of the tasks that are awake now, and `_sent` behind them
         for wake in wakes:
             wake()
-        self._after(0.0, self._sent)
+        self._call_later(0.0, self._sent)
 
     def _begin(self) -> None:
         self._began_s = self._clock()

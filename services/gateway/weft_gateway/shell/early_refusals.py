@@ -30,7 +30,7 @@ class EarlyRefusals:
         self._state, self._paths = state, frozenset(path.encode() for path in paths)
         self.routes, self.auth = state.machine.routes, state.settings.auth  # without limits and keys nobody need ask
 
-    def dismissal(self, method: bytes, url: bytes, given: Mapping[bytes, bytes]) -> Dismissal | None:
+    def dismissal(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Dismissal | None:
         """Return the answer to a request whose caller is not known, or has no place for one more, whatever the model.
 
         None: others say what is to be said. A foreign page's request wants more headers than these, an issuer's token
@@ -39,8 +39,8 @@ class EarlyRefusals:
         state, path = self._state, url.partition(b"?")[0]
         if method != b"POST" or path not in self._paths:
             return None
-        key = given.get(b"authorization") or b"Bearer " + given.get(b"x-api-key", b"")
-        if b"origin" in given or (state.tokens and key.count(b".") == TOKEN_DOTS) or state.stopping:
+        key = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
+        if b"origin" in headers or (state.tokens and key.count(b".") == TOKEN_DOTS) or state.stopping:
             return None
         namespace: str | None = None
         try:
@@ -49,7 +49,7 @@ class EarlyRefusals:
             check_scope(caller, Action.INFER)
             state.manager.limits.check_caller(caller)
         except PACED as error:
-            return self._dismissed(namespace, ids_of(given.get(b"x-request-id", b"")), path.decode(), error)
+            return self._dismissed(namespace, ids_of(headers.get(b"x-request-id", b"")), path.decode(), error)
         except ApiError:
             return None
         return None
@@ -86,5 +86,5 @@ def refusal_of(error: ApiError, path: str, pace: RefusalPace) -> tuple[bytes, di
 
 def log_refusal(ids: Ids, error: ApiError, about: Mapping[str, object]) -> None:
     """Log what was refused; of a flood only what is answered at once, which is enough."""
-    known = {key: value for key, value in about.items() if value is not None}
-    log.info("refused", extra=kv(request_id=ids.request_id, status=error.status, code=error.code, **known))
+    fields = {key: value for key, value in about.items() if value is not None}
+    log.info("refused", extra=kv(request_id=ids.request_id, status=error.status, code=error.code, **fields))

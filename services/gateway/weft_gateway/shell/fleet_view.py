@@ -26,24 +26,24 @@ class FleetView:
     def __init__(self, ask: Callable[[], bool], clock: Callable[[], float]) -> None:
         self._ask, self._clock = ask, clock
         self._now = FleetNow()
-        self._asked: asyncio.Future[None] | None = None
+        self._request: asyncio.Future[None] | None = None
 
     def take(self, fleet: FleetReport) -> None:
         """The scheduler's answer."""
         self._now = FleetNow(self._clock(), fleet, places_by_digest(fleet))
-        if self._asked and not self._asked.done():
-            self._asked.set_result(None)
+        if self._request and not self._request.done():
+            self._request.set_result(None)
 
     async def latest(self) -> FleetNow:
         """The runners as of FRESH_S ago at most, or as they were last known."""
         if self._clock() - self._now.at < FRESH_S:
             return self._now
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.get_running_loop().create_future()
+        if self._request is None or self._request.done():
+            self._request = asyncio.get_running_loop().create_future()
             if not self._ask():
-                self._asked.cancel()
+                self._request.cancel()
                 return self._now
-        answered = self._asked
+        answered = self._request
         await asyncio.wait([answered], timeout=ANSWER_S)
         if not answered.done():
             answered.cancel()

@@ -30,8 +30,8 @@ def check_head(
                 raise BadRequest(f"Expected the header {name.decode()} once, got it again; send it once.")
     host = fields.get(b"host")
     if (host is None and version == "1.1") or not _HOST.fullmatch(host or b""):
-        given = "none" if host is None else repr(host[:MAX_SHOWN].decode("latin-1"))
-        raise BadRequest(f"Expected one name or address in the header host, got {given}; correct it.")
+        shown = "none" if host is None else repr(host[:MAX_SHOWN].decode("latin-1"))
+        raise BadRequest(f"Expected one name or address in the header host, got {shown}; correct it.")
     if coding is not None and (codings > 1 or coding.rstrip(b" ").lower() != b"chunked"):
         message = "Expected the transfer-encoding chunked alone, got another; compress with content-encoding: gzip."
         raise BadRequest(message, code="unsupported_transfer_encoding", status=HTTPStatus.NOT_IMPLEMENTED)

@@ -89,7 +89,7 @@ class GatewayMetrics:
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("weft_gateway_in_flight", "Requests now.", lambda: gateway.admission.in_flight),
             ("weft_gateway_batch_in_flight", "Lines of batches now, of these.", lambda: gateway.admission.batch),
-            ("weft_gateway_held", "Requests without a runner.", lambda: gateway.unplaced),
+            ("weft_gateway_held", "Requests without a runner.", lambda: gateway.n_held),
             ("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", lambda: len(gateway.outcomes)),
         )
         for name, text, read in gauges:
@@ -178,12 +178,12 @@ class _Queue(Collector):
             "vllm:admission_rejections", "Requests that a full queue has turned away.", labels=["model_name", "reason"]
         )
         requests = self._gateway.requests.values()
-        held = Counts(active.pool for active in requests if active.running is None)
+        unplaced = Counts(active.pool for active in requests if active.running is None)
         rejected.add_metric([NO_MODEL, QUEUE_LIMIT], self._gateway.admission.rejections)
         for pool in self._gateway.routes.pools.values():
             model = pool.base_model_name or pool.name
-            waiting.add_metric([model], held[pool.name])
-            by_reason.add_metric([model, "capacity"], held[pool.name])
+            waiting.add_metric([model], unplaced[pool.name])
+            by_reason.add_metric([model, "capacity"], unplaced[pool.name])
             rejected.add_metric([model, QUEUE_LIMIT], self.rejections[pool.name])
         yield from (waiting, by_reason, rejected)
 

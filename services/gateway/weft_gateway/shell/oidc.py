@@ -129,21 +129,21 @@ class TokenVerifier:
         """Raises BadIssuer, httpx2.HTTPError."""
         url = self._config.jwks_url
         if not url:
-            found = await _document(client, self._config.issuer.rstrip("/") + DISCOVERY)
-            if found.get("issuer") != self._config.issuer:
+            document = await _document(client, self._config.issuer.rstrip("/") + DISCOVERY)
+            if document.get("issuer") != self._config.issuer:
                 raise BadIssuer("its discovery document is another issuer's")
-            url = str(found.get("jwks_uri", ""))
+            url = str(document.get("jwks_uri", ""))
             if self._config.issuer.startswith("https://") and not url.startswith("https://"):
                 raise BadIssuer("its keys are not at an https:// URL")
         listed = (await _document(client, url)).get("keys")
         if not isinstance(listed, list):
             raise BadIssuer("its document of keys has no list of keys")
         keys = dict[str, jwt.PyJWK]()
-        for one in listed[:MAX_KEYS]:
-            if isinstance(one, dict) and one.get("kty") in KEY_TYPES and one.get("use", "sig") == "sig":
+        for key in listed[:MAX_KEYS]:
+            if isinstance(key, dict) and key.get("kty") in KEY_TYPES and key.get("use", "sig") == "sig":
                 # of a kind that is not taken: the others are
                 with contextlib.suppress(jwt.PyJWTError, NotImplementedError, TypeError, ValueError):
-                    keys[str(one.get("kid", ""))] = jwt.PyJWK(one)
+                    keys[str(key.get("kid", ""))] = jwt.PyJWK(key)
         if not keys:
             raise BadIssuer("it has no key that is taken")
         return keys

@@ -68,7 +68,7 @@ def _file(name: str, request: Request) -> Response:
 @cache
 def _files() -> Mapping[str, tuple[bytes, str]]:
     """Content and ETag by name."""
-    bodies = {one.name: one.read_bytes() for one in files("weft_gateway").joinpath("page").iterdir()}
+    bodies = {path.name: path.read_bytes() for path in files("weft_gateway").joinpath("page").iterdir()}
     tags = {name: f'"{hashlib.sha256(body).hexdigest()[:20]}"' for name, body in bodies.items()}
     return {name: (body, tags[name]) for name, body in bodies.items() if name.rpartition(".")[2] in TYPES}
 
@@ -159,15 +159,20 @@ async def runners(state: AppState, request: Request) -> Response:
 
 def _runner(runner: FleetRunner, routes: RouteIndex) -> dict[str, Any]:
     adapters = [
-        {**_place(one), "model": routes.name_of(one.digest), "digest": one.digest}
-        for one in runner.adapters
-        if one.digest
+        {**_place(adapter), "model": routes.name_of(adapter.digest), "digest": adapter.digest}
+        for adapter in runner.adapters
+        if adapter.digest
     ]
     return {**asdict(runner), "role": runner.role.value, "adapters": adapters}
 
 
-def _place(one: FleetAdapter) -> dict[str, Any]:
-    return {"tier": one.tier.name.lower(), "running": one.running, "loading": one.loading, "error": one.error}
+def _place(adapter: FleetAdapter) -> dict[str, Any]:
+    return {
+        "tier": adapter.tier.name.lower(),
+        "running": adapter.running,
+        "loading": adapter.loading,
+        "error": adapter.error,
+    }
 
 
 async def adapters(state: AppState, request: Request) -> Response:
@@ -184,14 +189,14 @@ async def adapters(state: AppState, request: Request) -> Response:
         now = await state.manager.fleet.latest()
         running = Counter(one.request.route.model_name for one in state.machine.requests.values())
         rows = [_served(state, route, now, running[route.model_name]) for route in served]
-    return _json({"adapters": rows, "total": part.total, "more": part.has_more, "skip": skip})
+    return _json({"adapters": rows, "total": part.total, "more": part.is_partial, "skip": skip})
 
 
 def _served(state: AppState, route: Route, now: FleetNow, in_flight: int) -> dict[str, Any]:
     machine, places = state.machine, now.places.get(route.digest, [])
     pool = machine.routes.pools.get(route.pool)
-    how = standing(pool, places, machine.config.hold_s, scheduler_up=machine.scheduler_up)
-    tiers = Counter(one.tier.name.lower() for one in places if one.tier >= Tier.DISK)
+    status = standing(pool, places, machine.config.hold_s, scheduler_up=machine.scheduler_up)
+    tiers = Counter(place.tier.name.lower() for place in places if place.tier >= Tier.DISK)
     return {
         "model": route.model_name,
         "namespace": route.namespace,
@@ -201,28 +206,28 @@ def _served(state: AppState, route: Route, now: FleetNow, in_flight: int) -> dic
         "created": route.created_unix_s,
         "in_flight": in_flight,
         "tiers": tiers,
-        "loading": sum(one.loading for one in places),
-        **asdict(how),
+        "loading": sum(place.loading for place in places),
+        **asdict(status),
     }
 
 
-def _unserved(one: Unserved) -> dict[str, Any]:
+def _unserved(route: Unserved) -> dict[str, Any]:
     return {
-        "model": one.model_name,
-        "namespace": one.namespace,
-        "pool": one.pool,
+        "model": route.model_name,
+        "namespace": route.namespace,
+        "pool": route.pool,
         "state": "unserved",
-        "reason": one.reason,
-        "why": one.message,
-        "advice": advice(one.reason, "LoRAAdapter") or "",
+        "reason": route.reason,
+        "why": route.message,
+        "advice": advice(route.reason, "LoRAAdapter") or "",
     }
 
 
-def _number(value: str, most: int) -> int:
+def _number(value: str, maximum: int) -> int:
     """Raises BadRequest."""
     if not (value.isascii() and value.isdigit() and len(value) < 12):
         raise BadRequest(f"{value[:32]!r} is not a number.")
-    return min(int(value), most)
+    return min(int(value), maximum)
 
 
 def _json(value: dict[str, Any]) -> Response:

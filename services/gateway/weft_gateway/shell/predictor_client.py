@@ -62,9 +62,9 @@ class PredictorClient:
 
     async def _call(self, items: list[PredictItem]) -> list[Prediction]:
         try:
-            found = predictions(items, await self._answered(items))
+            answers = predictions(items, await self._answered(items))
             self._refusal = None
-            return found
+            return answers
         except (grpc.aio.AioRpcError, PeerError, TimeoutError) as error:
             self._drop_stream()  # what it may still bring belongs to other items
             code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None

@@ -88,7 +88,7 @@ def check_quota(rules: Sequence[LimitRule]) -> None:
     now_ms = time.time_ns() // 1_000_000
     for rule in rules:
         if rule.spent_until_unix_ms > now_ms:
-            text = f"The {rule.tokens_per_day} tokens a day{_of(rule)} are used up; the day ends at 00:00 UTC."
+            text = f"The {rule.tokens_per_day} tokens a day{_name_of(rule)} are used up; the day ends at 00:00 UTC."
             raise QuotaSpent(text)
 
 
@@ -108,12 +108,12 @@ def duration(seconds: float) -> str:
 def _refusal(exceeded: Exceeded, requested: int, headers: dict[str, str]) -> LimitReached:
     rule, metric, wait_ms = exceeded.rule, exceeded.metric, math.ceil(1000 * exceeded.wait_s)
     text = (
-        f"Rate limit reached{_of(rule)} on {metric.value}: Limit {rule.limit(metric)}, Used {exceeded.used}, "
+        f"Rate limit reached{_name_of(rule)} on {metric.value}: Limit {rule.limit(metric)}, Used {exceeded.used}, "
         f"Requested {requested}. Please try again in {duration(wait_ms / 1000)}."
     )
     return LimitReached(text, _HEADERS.get(metric, "requests"), headers, retry_after_ms=wait_ms)
 
 
-def _of(rule: LimitRule) -> str:
+def _name_of(rule: LimitRule) -> str:
     kind, _, name = rule.subject.partition("/")
     return f" for {kind} {name}" + (f" and model {rule.model}" if rule.model else "")

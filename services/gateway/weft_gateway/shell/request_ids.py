@@ -50,8 +50,8 @@ class ResponseHeaders:
             if message["type"] == "http.response.start":
                 stopping = self._state.stopping or self._state.machine.admission.draining
                 close = [(b"connection", b"close")] if stopping else []
-                own = (b"x-request-id", ids.client_request_id.encode())
-                message["headers"] = [*message.get("headers", []), own, *close]
+                header = (b"x-request-id", ids.client_request_id.encode())
+                message["headers"] = [*message.get("headers", []), header, *close]
             await send(message)
 
         return await self._app(scope, receive, send_with_headers)
@@ -67,5 +67,5 @@ def ids_of(header: bytes) -> Ids:
     """Return a request's ids by its `x-request-id`; one that is missing, too long or malformed is replaced."""
     if not _FIT.fullmatch(header):
         return drawn_ids()
-    given = header.decode()
-    return Ids(given, f"{given}-{secrets.token_hex(_UNIQUE_BYTES)}")
+    text = header.decode()
+    return Ids(text, f"{text}-{secrets.token_hex(_UNIQUE_BYTES)}")

@@ -81,9 +81,9 @@ class PendingAnswer:
         pending, self._pending = self._pending, []
         if len(pending) <= 1:
             return pending[0] if pending else None
-        logprobs = tuple(logprob for one in pending for logprob in one.logprobs)
-        tokens = tuple(token for one in pending for token in one.tokens)
-        text = "".join([one.text for one in pending])
+        logprobs = tuple(logprob for event in pending for logprob in event.logprobs)
+        tokens = tuple(token for event in pending for token in event.tokens)
+        text = "".join([event.text for event in pending])
         starts = [start for emit in pending for start in emit.token_starts]
         return Emit(pending[0].request_id, text, logprobs, pending[-1].answer_tokens, tokens, token_starts=starts)
 
@@ -137,15 +137,15 @@ class RequestManager:
         """Count a request until its submission or `client_gone`, and wait for the route table. Raises ApiError."""
         answer = self.machine.admission.arrive(request_id, priority, self.clock())
         if not isinstance(answer, events.Proceed):
-            await self._held(answer)
+            await self._send_held(answer)
 
     async def resolve(self, request_id: str, pool: str, n: int, priority: Priority) -> None:
         """Count the answers of a request that has arrived, and wait for its pool's tokenizer. Raises ApiError."""
         answer = self.machine.admission.resolve(request_id, pool, n, priority, self.clock())
         if not isinstance(answer, events.Proceed):
-            await self._held(answer)
+            await self._send_held(answer)
 
-    async def _held(self, answer: events.Refuse | events.RequestHeld) -> None:
+    async def _send_held(self, answer: events.Refuse | events.RequestHeld) -> None:
         """Wait until the request may take its next step. Raises ApiError."""
         if isinstance(answer, events.Refuse):
             raise from_failure(answer.failure)

@@ -87,8 +87,8 @@ class RunnerSession:
                 try:
                     self._outbox.joins = await accepted_by(call) == TAKES_FOLLOWING
                     async for message in call:
-                        for one in unjoined(message):
-                            self._receive(one)
+                        for part in unjoined(message):
+                            self._receive(part)
                 finally:
                     call.cancel()
         except grpc.aio.AioRpcError as error:

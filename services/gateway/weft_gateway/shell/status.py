@@ -19,14 +19,14 @@ async def status_of(state: AppState, authorization: str | None) -> dict[str, Any
     totals: dict[str, Any] = {
         "ready": machine.admission.not_ready_reason() or "ok",
         "in_flight": machine.admission.in_flight,
-        "held": machine.unplaced,
+        "held": machine.n_held,
         "scheduler": machine.scheduler_up,
         "version": machine.routes.version,
         "key_needed": False,
         "pools": [],
         "models": [],
     }
-    if not machine.routes.is_loaded:
+    if not machine.routes.is_known:
         return totals
     principal = _principal_of(state, authorization)
     return totals | (await _visible(state, principal) if principal else {"key_needed": True})
@@ -53,14 +53,14 @@ async def _visible(state: AppState, principal: Principal) -> dict[str, Any]:
     requests = state.machine.requests.values()
     running = Counter(active.request.route.model_name for active in requests)
     waiting = [active for active in requests if not active.running]
-    held = Counter(active.pool for active in waiting)
+    unplaced = Counter(active.pool for active in waiting)
     lines = Counter(active.pool for active in waiting if active.priority is Priority.BATCH)
     pools: dict[str, dict[str, Any]] = {}
     models: list[orjson.Fragment] = []
     async for route, row in in_turns(state.machine.routes.visible(principal)):
         name = row.name
         base = {"name": name, "base": row.base_model_name, "ready_runners": row.ready_runners, "in_flight": 0}
-        base |= {"held": held[name], "held_lines": lines[name]}
+        base |= {"held": unplaced[name], "held_lines": lines[name]}
         pools.setdefault(name, base)["in_flight"] += running[route.model_name]
         parent = row.base_model_name if route.digest else None
         shown = {"id": route.model_name, "parent": parent, "pool": name, "in_flight": running[route.model_name]}

@@ -58,7 +58,7 @@ class TooLong(NotEncodable):
     """This text does not fit the context; the message begins as OpenAI's, which clients look for."""
 
     @classmethod
-    def of(cls, context_tokens: int, however: str) -> "TooLong":
+    def of_context(cls, context_tokens: int, however: str) -> "TooLong":
         return cls(f"This model's maximum context length is {context_tokens} tokens. However, {however}")
 
 
@@ -102,11 +102,11 @@ class ModelTokenizer:
 
     def with_template_of(self, adapter: Mapping[str, bytes]) -> "ModelTokenizer":
         """The same tokenizer with the chat template among an adapter's files: without one it renders no chats."""
-        other = copy.copy(self)
-        other._set_template(lambda: adapter_template(adapter, self._special_tokens, self._tokenizer.token_to_id)[0])
-        if other._template is None:
-            other._template = TemplateFault("the adapter's files have no chat template")
-        return other
+        clone = copy.copy(self)
+        clone._set_template(lambda: adapter_template(adapter, self._special_tokens, self._tokenizer.token_to_id)[0])
+        if clone._template is None:
+            clone._template = TemplateFault("the adapter's files have no chat template")
+        return clone
 
     def _set_template(self, read: Callable[[], ChatTemplate | None]) -> None:
         """Set the template that counts, which the configuration shows; a fault is one of chats alone."""
@@ -117,7 +117,7 @@ class ModelTokenizer:
         template = self._template if isinstance(self._template, ChatTemplate) else None
         if template:
             self.config = {**self.config, "chat_template": template.default}
-        self.forms = TemplateForms.scan(template, self._added)
+        self.forms = TemplateForms.of_template(template, self._added)
 
     def encode(
         self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS, *, add_special_tokens: bool = True
@@ -147,17 +147,17 @@ class ModelTokenizer:
             raise BadTemplate(f"this model renders no chats, use /v1/completions: {template}")
         if template is None:
             raise NotEncodable("this model has no chat template; use /v1/completions")
-        given = [chat.messages, chat.tools, chat.documents, chat.variables]
-        self._check_chars(sum(map(_chars, given)), context_tokens)
+        parts = [chat.messages, chat.tools, chat.documents, chat.variables]
+        self._check_chars(sum(map(_chars, parts)), context_tokens)
         hidden: dict[str, str] = {}
         sought = template.sought | chat.call_marks
         try:
             messages = [self._hidden_message(message, sought, hidden) for message in chat.messages]
-            tools, documents, variables = (self._hidden(value, hidden) for value in given[1:])
+            tools, documents, variables = (self._hidden(value, hidden) for value in parts[1:])
             safe = replace(chat, messages=messages, tools=tools, documents=documents, variables=variables)
             rendered = template.render(safe, self.max_chars(context_tokens))
         except RenderedTooLong as error:
-            raise TooLong.of(context_tokens, f"{error}. Please reduce the length of the messages") from error
+            raise TooLong.of_context(context_tokens, f"{error}. Please reduce the length of the messages") from error
         except TemplateFailed as error:
             raise BadTemplate(str(error)) from error
         except (TemplateRefused, TooManySpecialTokens) as error:
@@ -201,17 +201,17 @@ class ModelTokenizer:
     def _check_chars(self, chars: int, context_tokens: int) -> None:
         if chars > self.max_chars(context_tokens):
             text = f"your prompt of {chars} characters is longer. Please reduce its length"
-            raise TooLong.of(context_tokens, text)
+            raise TooLong.of_context(context_tokens, text)
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token; b"" for a special or unknown one. Cached: the vocabulary bounds it."""
-        if (known := self._bytes.get(token)) is not None:
-            return known
+        if (cached := self._bytes.get(token)) is not None:
+            return cached
         text = self._tokenizer.id_to_token(token)
-        found = b"" if text is None else token_bytes(text, self._decoding)
+        spelled = b"" if text is None else token_bytes(text, self._decoding)
         if text is not None:
-            self._bytes[token] = found
-        return found
+            self._bytes[token] = spelled
+        return spelled
 
     def spelled_bytes_of(self, token: int) -> bytes:
         """The bytes of a token, of a special one those of its spelling."""
@@ -230,10 +230,10 @@ class ModelTokenizer:
         plain = {piece: self._encode_plain(hidden.get(piece, piece)) for piece in set(pieces[1::2])}
         ids: list[int] = []
         for start in range(0, len(pieces), BATCH_TEXTS):
-            some = [piece for piece in pieces[start : start + BATCH_TEXTS] if piece]
-            texts = [piece for piece in some if piece not in plain]
+            batch = [piece for piece in pieces[start : start + BATCH_TEXTS] if piece]
+            texts = [piece for piece in batch if piece not in plain]
             encoded = dict(zip(texts, _encode(self._tokenizer, texts, add_special_tokens=False), strict=True))
-            for piece in some:
+            for piece in batch:
                 ids += plain[piece] if piece in plain else encoded[piece]
         self._check_control(ids, rendered)
         return ids
@@ -247,8 +247,8 @@ class ModelTokenizer:
 
     def _check_control(self, ids: Sequence[int], rendered: str) -> None:
         """Every special token has to stem from the template: a normalizer may make one of similar characters."""
-        found = Counter(self._special[i] for i in ids if i in self._special)
-        if found - self._control.count(rendered):
+        counts = Counter(self._special[i] for i in ids if i in self._special)
+        if counts - self._control.count(rendered):
             raise NotEncodable("a message holds text that the tokenizer turns into a control token")
 
 
@@ -271,7 +271,7 @@ class SpecialTokenEscaper:
 
         `shown`: spellings that stay as they are.
         """
-        text = _MARK.sub(lambda found: _mark_of(found[0], hidden), text)
+        text = _MARK.sub(lambda match: _mark_of(match[0], hidden), text)
         for spelling in self._longest_first:
             if spelling in text and spelling not in shown:
                 text = text.replace(spelling, _mark_of(spelling, hidden))
@@ -279,12 +279,12 @@ class SpecialTokenEscaper:
 
     def count(self, text: str) -> Counter[str]:
         """How often the text spells each control token; a part of a longer spelling does not count."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for spelling in self._longest_first:
             if times := text.count(spelling):
-                found[spelling] = times
+                counts[spelling] = times
                 text = text.replace(spelling, chr(_LAST_MARK))
-        return found
+        return counts
 
 
 def _chars(value: Any) -> int:
@@ -329,14 +329,14 @@ def _bad_files_named() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _panics_named(what: str) -> Generator[None]:
+def _panics_named(subject: str) -> Generator[None]:
     """The library's panics are no Exception and would end a whole task unseen; their class cannot be imported."""
     try:
         yield
     except BaseException as error:
         if type(error).__module__ != "pyo3_runtime":
             raise
-        raise TokenizerPanic(f"{what}: the tokenizer library panicked: {error}") from error
+        raise TokenizerPanic(f"{subject}: the tokenizer library panicked: {error}") from error
 
 
 def _plainly(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

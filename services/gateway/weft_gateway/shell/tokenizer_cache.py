@@ -45,24 +45,24 @@ class TokenizerCache:
         self._tokenizers: dict[str, ModelTokenizer] = {}
         self.get = self._tokenizers.get
         self._loads: dict[str, asyncio.Task[None]] = {}
-        self._wanted: set[str] | None = None
+        self._digests: set[str] | None = None
         self._cleaning: asyncio.Task[None] | None = None
         self._ending: list[asyncio.Task[None]] = []  # loads that were cancelled, and may still hold their files
 
     def __len__(self) -> int:
         return len(self._tokenizers)
 
-    def sync(self, wanted: set[str]) -> None:
+    def sync(self, digests: set[str]) -> None:
         """Load the tokenizers of these base models and forget all others, also on disk."""
-        if wanted == self._wanted:
+        if digests == self._digests:
             return
-        self._wanted = wanted
+        self._digests = digests
         if self._cleaning is None or self._cleaning.done():
             self._cleaning = asyncio.create_task(self._clean(), name="tokenizer cache")
-        for digest in sorted(wanted - self._loads.keys()):
+        for digest in sorted(digests - self._loads.keys()):
             self._loads[digest] = asyncio.create_task(self._load(digest), name=f"tokenizer {digest}")
             self._on_change(TokenizerChanged(digest, TokenizerState.LOADING))
-        for digest in sorted(self._loads.keys() - wanted):
+        for digest in sorted(self._loads.keys() - digests):
             self._ending.append(self._loads.pop(digest))
             self._ending[-1].cancel()
             self._tokenizers.pop(digest, None)
@@ -75,16 +75,16 @@ class TokenizerCache:
 
     async def _clean(self) -> None:
         """Remove the files of pools that are gone. A route table is complete: a restart loses no other pool's files."""
-        kept: set[str] | None = None
-        while kept != self._wanted or self._ending:
-            kept, ending, self._ending = self._wanted or set(), self._ending, []
+        retained: set[str] | None = None
+        while retained != self._digests or self._ending:
+            retained, ending, self._ending = self._digests or set(), self._ending, []
             await asyncio.gather(*ending, return_exceptions=True)
             try:
-                removed = await asyncio.to_thread(self._blobs.retain, kept)
+                removed = await asyncio.to_thread(self._blobs.retain, retained)
             except (ArtifactError, OSError) as error:
                 log.warning("tokenizer cache not cleaned, the next change of pools tries again", extra=kv(error=error))
             else:
-                log.info("tokenizer cache cleaned", extra=kv(models=len(kept), removed=removed))
+                log.info("tokenizer cache cleaned", extra=kv(models=len(retained), removed=removed))
 
     async def _load(self, digest: str) -> None:
         pause_s = PAUSE_MIN_S

@@ -25,17 +25,17 @@ IsGone = Callable[[], Awaitable[bool]]
 class BoundedTurnstile(Turnstile):
     """A turnstile at which at most `most` pieces of a tenant wait."""
 
-    def __init__(self, places: int, most: int) -> None:
+    def __init__(self, places: int, max_waiting: int) -> None:
         super().__init__(places)
-        self._most = most
+        self._max_waiting = max_waiting
 
     async def enter(self, tenant: str, is_gone: IsGone | None = None) -> None:
         """Wait for a turn. One call of `leave` follows, unless this raises.
 
         `is_gone`: of a client, who is asked after a wait. Raises Overloaded, ClientDisconnected, CancelledError.
         """
-        if self.waiting(tenant) >= self._most:
-            text = f"{self._most} requests of this namespace wait for their turn."
+        if self.waiting(tenant) >= self._max_waiting:
+            text = f"{self._max_waiting} requests of this namespace wait for their turn."
             raise Overloaded(text, retry_after_ms=1000)
         if (turn := self.begin(tenant)) is None:
             return
@@ -77,9 +77,9 @@ class BoundedTurnstile(Turnstile):
 class RequestTurns:
     """Lets work on a request wait for its tenant's turn; of one tenant at most `most` at a place. Raises Overloaded."""
 
-    def __init__(self, most: int) -> None:
-        self._loop, self._interpreter = BoundedTurnstile(IN_LOOP, most), BoundedTurnstile(2, most)
-        self._processors = BoundedTurnstile(2 * min(MAX_PROCESSORS, len(os.sched_getaffinity(0))), most)
+    def __init__(self, max_waiting: int) -> None:
+        self._loop, self._interpreter = BoundedTurnstile(IN_LOOP, max_waiting), BoundedTurnstile(2, max_waiting)
+        self._processors = BoundedTurnstile(2 * min(MAX_PROCESSORS, len(os.sched_getaffinity(0))), max_waiting)
 
     async def take(self, tenant: str, piece: Callable[[], None]) -> None:
         """Do a short piece of work."""

@@ -52,14 +52,14 @@ class AwaitedGrammars:
 
     def forget_session(self, peer: Peer) -> None:
         """Forget what a session that is over has started."""
-        for key in [key for key, one in self.waiting.items() if one.peer == peer]:
+        for key in [key for key, grammar in self.waiting.items() if grammar.peer == peer]:
             self.drop(*key)
 
     def take(self, event: GrammarCompiled) -> AwaitedGrammar | None:
         """Return who waited for that; None: nobody any more."""
         key = event.peer.name, event.request_id
-        one = self.waiting.get(key)
-        return self.drop(*key) if one is not None and one.start.epoch == event.epoch else None
+        grammar = self.waiting.get(key)
+        return self.drop(*key) if grammar is not None and grammar.start.epoch == event.epoch else None
 
 
 class AwaitedMasks:
@@ -81,11 +81,11 @@ class AwaitedMasks:
     def before_step(self, now: float) -> None:
         """Keep who has no mask yet, and will have none by the end of a step, out of batches until it has."""
         running = ((key, s.mask) for key, s in self.constrained.items() if s.phase in RUNNING)
-        before, late = self.late, {key for key, mask in running if mask is not None and not mask.ready}
-        if late != before:
-            for key in late - before:
+        old_late, late = self.late, {key for key, mask in running if mask is not None and not mask.ready}
+        if late != old_late:
+            for key in late - old_late:
                 self._timers.set(("mask", key), now + WAIT_S)
-            for key in before - late:
+            for key in old_late - late:
                 self._timers.clear(("mask", key))
             self.late = late
             self._scheduler.invalidate()

@@ -118,8 +118,8 @@ def form_batch(
     `prompt_tokens`: how many fit into the step (None: what the limits allow).
     """
     decodes = [Row(c.key, c.adapter, 1, samples=True) for c in decoding][: limits.max_batch_tokens]
-    most = limits.prompt_tokens_beside(len(decodes))
-    budget = most if prompt_tokens is None else min(prompt_tokens, most)
+    max_tokens = limits.prompt_tokens_beside(len(decodes))
+    budget = max_tokens if prompt_tokens is None else min(prompt_tokens, max_tokens)
     prefills = _prefill_rows(prefilling, limits.max_prefills, budget)
     shared = _shared_adapter(prefills, decodes)
     first = _grouped(prefills, last=shared)

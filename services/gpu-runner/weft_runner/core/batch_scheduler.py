@@ -51,7 +51,7 @@ class BatchScheduler:
         `keys`: tokens in KV of the decoding ones. `steps`: iterations, this one included, before one of them needs a
         page, or 0 where the batch must not run again as it is; asked only when no prompt waits.
         """
-        batch = [one for one in (*prefilling, *decoding) if one.priority is Priority.BATCH]
+        batch = [candidate for candidate in (*prefilling, *decoding) if candidate.priority is Priority.BATCH]
         if batch and self._limits.batching is Batching.MIXED:
             if len(batch) < len(prefilling) + len(decoding):
                 return self._beside_interactive(prefilling, decoding)
@@ -63,7 +63,7 @@ class BatchScheduler:
         token_time_ms: float,
     ) -> Batch:  # fmt: skip
         if self._limits.batching is not Batching.MIXED:
-            prefilling, decoding = self._apart(prefilling, decoding)
+            prefilling, decoding = self._separate_batches(prefilling, decoding)
             keys *= bool(decoding)
         self.keys = keys
         if not prefilling:
@@ -71,8 +71,8 @@ class BatchScheduler:
             self._steps = steps() if len(batch.rows) == len(decoding) else 0
             self.reusable_batch = batch if self._steps > 1 else None
             return batch
-        most = self._limits.prompt_tokens_beside(len(decoding))
-        tokens = self.step_time.prompt_tokens(len(decoding), keys, token_time_ms, most)
+        max_tokens = self._limits.prompt_tokens_beside(len(decoding))
+        tokens = self.step_time.prompt_tokens(len(decoding), keys, token_time_ms, max_tokens)
         return form_batch(prefilling, decoding, self._limits, prompt_tokens=tokens, number=next(self._numbers))
 
     @property
@@ -89,7 +89,7 @@ class BatchScheduler:
         """
         limits, times, target_ms = self._limits, self.step_time, self.token_time_ms
         target_ms -= self.lateness.ms(target_ms)
-        prompts, rows = _of(prefilling, Priority.INTERACTIVE), _of(decoding, Priority.INTERACTIVE)
+        prompts, rows = _with_priority(prefilling, Priority.INTERACTIVE), _with_priority(decoding, Priority.INTERACTIVE)
         alone = self._schedule(prompts, rows, sum(row.keys for row in rows), lambda: 0, limits.prompt_time_ms)
         keys, prompt_tokens = self.keys, alone.prompt_tokens
 
@@ -98,11 +98,11 @@ class BatchScheduler:
             step_ms = times.step_ms(n_rows, keys + in_kv, prompt_tokens)
             return step_ms <= target_ms and n_rows + prompt_tokens <= limits.max_batch_tokens
 
-        waiting, batch_prompts = _of(decoding, Priority.BATCH), _of(prefilling, Priority.BATCH)
+        waiting, batch_prompts = _with_priority(decoding, Priority.BATCH), _with_priority(prefilling, Priority.BATCH)
         fed = prompt_tokens == sum(prompt.pending for prompt in prompts)
         if batch_prompts and fed and fits(len(waiting), sum(row.keys for row in waiting)):
-            most = limits.prompt_tokens_beside(len(rows)) - prompt_tokens
-            prompt_tokens += times.tokens_within(target_ms, len(rows), keys, prompt_tokens, most)
+            max_tokens = limits.prompt_tokens_beside(len(rows)) - prompt_tokens
+            prompt_tokens += times.tokens_within(target_ms, len(rows), keys, prompt_tokens, max_tokens)
         self._turns = {row.key: self._turns.get(row.key, 0) for row in waiting}
         joining, in_kv = list[Candidate](), 0
         for row in sorted(waiting, key=lambda row: self._turns[row.key]):
@@ -148,7 +148,7 @@ class BatchScheduler:
                 best, most_per_ms = n_guesses, tokens / step_ms
         return best
 
-    def _apart(
+    def _separate_batches(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]
     ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
         """Keep what the pool's batching mechanism lets run together."""
@@ -200,5 +200,5 @@ class BatchScheduler:
             self.lateness.add((expected_ms, measured_ms))
 
 
-def _of(candidates: Sequence[Candidate], priority: Priority) -> list[Candidate]:
-    return [one for one in candidates if one.priority is priority]
+def _with_priority(candidates: Sequence[Candidate], priority: Priority) -> list[Candidate]:
+    return [candidate for candidate in candidates if candidate.priority is priority]

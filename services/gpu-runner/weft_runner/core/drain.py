@@ -24,29 +24,29 @@ class RunnerDrain:
     ) -> None:  # fmt: skip
         self._sequences, self._end, self._kv, self._scheduler, self._timers = sequences, end, kv, scheduler, timers
         self.on = False
-        self._until, self._departures = 0.0, 0  # at the latest; of the pool, when it was looked at last
+        self._deadline, self._departures = 0.0, 0  # at the latest; of the pool, when it was looked at last
 
     def order(self, now: float, *, on: bool, migrate_s: float = 0.0) -> None:
         """Admit none until drained is taken back. What is here ends at once, or may move for `migrate_s`."""
         self.on = on
         self._timers.set(REPORT, 0.0)
         self._timers.clear(("drain",))
-        self._until = now + (migrate_s if self._kv.identity is not None else 0.0)
+        self._deadline = now + (migrate_s if self._kv.identity is not None else 0.0)
         self._departures = self._scheduler.departures
-        if on and self._until > now:
-            self._timers.set(("drain",), min(self._until, now + DRAIN_IDLE_S))
+        if on and self._deadline > now:
+            self._timers.set(("drain",), min(self._deadline, now + DRAIN_IDLE_S))
         elif on:
             self.end(now)
 
     def end(self, now: float) -> None:
         """End what is left. Those that still leave get more time; whose KV is on its way, all there is."""
-        over = now >= self._until
+        over = now >= self._deadline
         if not over and self._scheduler.departures != self._departures:
             self._departures = self._scheduler.departures
-            self._timers.set(("drain",), min(self._until, now + DRAIN_IDLE_S))
+            self._timers.set(("drain",), min(self._deadline, now + DRAIN_IDLE_S))
             return
         if not over:
-            self._timers.set(("drain",), self._until)
+            self._timers.set(("drain",), self._deadline)
         for sequence in list(self._sequences.values()):
             sent = self._kv.outgoing.get(sequence.key) if sequence.phase is SequencePhase.SEND else None
             if over or sent is None:

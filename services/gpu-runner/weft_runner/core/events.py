@@ -90,12 +90,12 @@ class Drain:
 class StepSlot:
     """The executor can take a step. `depth`: how many may be in flight at a time; `free`: how many more may be now.
 
-    `behind`: the step in flight, whose tokens are not known yet, that this one is to follow.
+    `previous`: the step in flight, whose tokens are not known yet, that this one is to follow.
     """
 
     depth: int = 1
     free: int = 1
-    behind: "RunStep | None" = None
+    previous: "RunStep | None" = None
 
 
 _NONE: Mapping[str, list[TokenLogprob]] = MappingProxyType({})

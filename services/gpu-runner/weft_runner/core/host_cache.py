@@ -47,7 +47,7 @@ class HostCache:
 
     def __init__(self, budget_bytes: int, order: Callable[[Action], None], changed: Callable[[Adapter], None]) -> None:
         self.budget_bytes = budget_bytes
-        self.held: OrderedDict[str, Adapter] = OrderedDict()  # least recently used first
+        self.adapters: OrderedDict[str, Adapter] = OrderedDict()  # least recently used first
         self.cached: OrderedDict[bytes, CachedPage] = OrderedDict()  # so, too
         self.protected: set[str] = set()
         self.held_bytes = self.kv_bytes = self.cached_bytes = 0
@@ -66,8 +66,8 @@ class HostCache:
 
     def fits(self, adapter: Adapter) -> bool:
         """Whether its copy fits beside the protected ones."""
-        others = (a.host_bytes for digest, a in self.held.items() if digest in self.protected and a is not adapter)
-        return sum(others) + adapter.host_bytes <= self.budget_bytes - self.kv_bytes
+        rest = (a.host_bytes for digest, a in self.adapters.items() if digest in self.protected and a is not adapter)
+        return sum(rest) + adapter.host_bytes <= self.budget_bytes - self.kv_bytes
 
     def reserve_kv(self, n_bytes: int, adapter: str) -> bool:
         """Set memory aside for KV of a sequence of that adapter. False: all that may leave for it is too little."""
@@ -121,7 +121,7 @@ class HostCache:
         """Take the complete copy of an adapter; less recently used copies are dropped for it."""
         adapter.advance_copy(HostCopy.HELD)
         adapter.measure_copy(host_bytes)
-        self.held[adapter.digest] = adapter
+        self.adapters[adapter.digest] = adapter
         self.held_bytes += host_bytes
         self.on_use(adapter)
         self._changed(adapter)
@@ -129,14 +129,14 @@ class HostCache:
 
     def on_use(self, adapter: Adapter) -> None:
         if adapter.copy is HostCopy.HELD:
-            self.held.move_to_end(adapter.digest)
+            self.adapters.move_to_end(adapter.digest)
             self._clock += 1
             adapter.use_copy(self._clock)
 
     def drop(self, adapter: Adapter) -> None:
         """Drop a copy, complete or not; the action reaches the builder after whatever still reads it."""
         if adapter.copy is HostCopy.HELD:
-            del self.held[adapter.digest]
+            del self.adapters[adapter.digest]
             self.held_bytes -= adapter.host_bytes
         if adapter.copy is not HostCopy.NONE:
             adapter.advance_copy(HostCopy.NONE)
@@ -145,9 +145,11 @@ class HostCache:
 
     def trim(self) -> None:
         """Shrink into the budget, as far as protected copies and the newest allow."""
-        self._evict_for(0, next(reversed(self.held), ""), swapped_too=True)
+        self._evict_for(0, next(reversed(self.adapters), ""), swapped_too=True)
 
-    def _evict_for(self, n_bytes: int, beside: str, *, number: int | None = None, swapped_too: bool = False) -> bool:
+    def _evict_for(
+        self, n_bytes: int, except_for: str, *, number: int | None = None, swapped_too: bool = False
+    ) -> bool:
         """Drop what was used longest ago, but for that adapter's copy. False: that is too little, and nothing is.
 
         `number`: pages of that copy stay. `swapped_too`: adapters whose sequences have their KV here leave as well, at
@@ -155,7 +157,9 @@ class HostCache:
         """
         if (free_bytes := self.free_bytes) >= n_bytes:
             return True
-        copies = [copy for copy in self.held.values() if copy.digest not in self.protected and copy.digest != beside]
+        copies = [
+            copy for copy in self.adapters.values() if copy.digest not in self.protected and copy.digest != except_for
+        ]
         pages = (page for page in self.cached.values() if page.number != number)
         last = [copy for copy in copies if copy.swapped and swapped_too]
         leaving: list[Adapter | CachedPage] = []
@@ -180,7 +184,7 @@ class HostCache:
         self.cached[page.name] = page
         self.cached_bytes += page.host_bytes
         self._cached_of[page.adapter] += 1
-        if (adapter := self.held.get(page.adapter)) is not None:
+        if (adapter := self.adapters.get(page.adapter)) is not None:
             self.on_use(adapter)
 
     def forget_page(self, page: CachedPage) -> None:
@@ -215,9 +219,9 @@ class TierPrefetcher:
     def plan(self) -> None:
         """Protect the copies that fit, by the sizes that are known; then fetch what is missing."""
         self.beside_kv = False
-        wanted = [adapter for adapter in self.targets.values() if adapter.tier is Tier.HOST]
+        host_adapters = [adapter for adapter in self.targets.values() if adapter.tier is Tier.HOST]
         left, protected = self._host.budget_bytes - self._host.kv_bytes, set[str]()
-        for adapter in sorted(wanted, key=lambda a: a.copy is not HostCopy.HELD):
+        for adapter in sorted(host_adapters, key=lambda a: a.copy is not HostCopy.HELD):
             n_bytes = adapter.host_bytes or adapter.n_bytes
             if n_bytes > left:
                 self._degrade(adapter, n_bytes)
@@ -297,22 +301,24 @@ def check_host_cache(host: HostCache) -> None:
 
     An adapter's copy was used after its pages.
     """
-    sizes = {digest: adapter.host_bytes for digest, adapter in host.held.items()}
-    assert all(adapter.copy is HostCopy.HELD for adapter in host.held.values()), host.held
+    sizes = {digest: adapter.host_bytes for digest, adapter in host.adapters.items()}
+    assert all(adapter.copy is HostCopy.HELD for adapter in host.adapters.values()), host.adapters
     assert host.held_bytes == sum(sizes.values())
     protected = sum(size for digest, size in sizes.items() if digest in host.protected)
     assert 0 <= host.kv_bytes <= host.budget_bytes - protected, (host.kv_bytes, protected)
-    beyond = host.free_bytes < 0
-    assert not beyond or sum(digest not in host.protected for digest in sizes) == 1, sizes
-    assert not beyond or not host.cached, "pages of earlier prompts stay beyond the budget"
+    is_over = host.free_bytes < 0
+    assert not is_over or sum(digest not in host.protected for digest in sizes) == 1, sizes
+    assert not is_over or not host.cached, "pages of earlier prompts stay beyond the budget"
     assert host.cached_bytes == sum(page.host_bytes for page in host.cached.values())
     pages_of = Counter(page.adapter for page in host.cached.values())
     assert dict(host._cached_of) == dict(pages_of), pages_of  # pyright: ignore[reportPrivateUsage]
-    for copies in (host.held.values(), host.cached.values()):
+    for copies in (host.adapters.values(), host.cached.values()):
         used = [copy.used for copy in copies]
         assert used == sorted(used), "not in order of use"
     for page in host.cached.values():
-        assert page.adapter not in host.held or page.used < host.held[page.adapter].used, "used without its adapter"
+        assert page.adapter not in host.adapters or page.used < host.adapters[page.adapter].used, (
+            "used without its adapter"
+        )
 
 
 def check_prefetcher(prefetcher: TierPrefetcher, adapters: Iterable[Adapter]) -> None:

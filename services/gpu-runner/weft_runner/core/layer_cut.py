@@ -8,26 +8,26 @@ from weft.domain.model.spec import ModelSpec
 from weft_runner.errors import ExecutorUnavailable
 
 
-def stage_layers(whole: ModelSpec, stage: int, stages: int) -> range:
+def stage_layers(model: ModelSpec, stage: int, stages: int) -> range:
     """Cut the layers of stage `stage` of `stages`, so that the dearest stage costs least.
 
     What is left over is in the middle. Stage 0 samples tokens as well, so that of the stages before the last one it is
     among the smaller. Raises ExecutorUnavailable: the model has fewer layers.
     """
-    if whole.layers < stages:
+    if model.layers < stages:
         raise ExecutorUnavailable(
-            f"--pipeline-parallel {stages}: this model has {whole.layers} layers, and each stage needs one; "
-            f"ask for at most {whole.layers} stages"
+            f"--pipeline-parallel {stages}: this model has {model.layers} layers, and each stage needs one; "
+            f"ask for at most {model.layers} stages"
         )
     if stages == 1:
-        return range(whole.layers)
-    before = stages - 1
-    middle = whole.layers - _last_layers(whole, stages)
-    if stage == before:
-        return range(middle, whole.layers)
-    each, more = divmod(middle, before)
-    first = stage * each + max(0, stage - (before - more))
-    return range(first, first + each + (stage >= before - more))
+        return range(model.layers)
+    middle_stages = stages - 1
+    middle = model.layers - _last_layers(model, stages)
+    if stage == middle_stages:
+        return range(middle, model.layers)
+    per_stage, remainder = divmod(middle, middle_stages)
+    first = stage * per_stage + max(0, stage - (middle_stages - remainder))
+    return range(first, first + per_stage + (stage >= middle_stages - remainder))
 
 
 def layer_cost(spec: ModelSpec) -> int:
@@ -36,11 +36,11 @@ def layer_cost(spec: ModelSpec) -> int:
     return sum(n_in * n_out for n_in, n_out in sizes)
 
 
-def _last_layers(whole: ModelSpec, stages: int) -> int:
+def _last_layers(model: ModelSpec, stages: int) -> int:
     """Choose how many layers stand before the head in the last stage; of equally good numbers the largest."""
-    layer, head = layer_cost(whole), whole.hidden_size * whole.vocab_size
+    layer, head = layer_cost(model), model.hidden_size * model.vocab_size
 
     def dearest(last: int) -> int:
-        return max(-(-(whole.layers - last) // (stages - 1)) * layer, last * layer + head)
+        return max(-(-(model.layers - last) // (stages - 1)) * layer, last * layer + head)
 
-    return min(range(whole.layers - stages + 1, 0, -1), key=dearest)
+    return min(range(model.layers - stages + 1, 0, -1), key=dearest)

@@ -108,23 +108,23 @@ class PageTable:
         at, rest = divmod(allocation.tokens, self.page_tokens)
         assert rest == 0, (key, allocation.tokens)
         mine = allocation.pages[at : at + len(shared)]
-        after = allocation.pages[at + len(shared) :]
+        replaced = allocation.pages[at + len(shared) :]
         assert len(mine) == len(shared), (key, allocation, shared)
         del allocation.pages[at:]
         for page in mine:
             self._leave(key, page)
         for page in shared:
             self._hold(key, page)
-        allocation.pages.extend(after)
+        allocation.pages.extend(replaced)
         allocation.tokens += len(shared) * self.page_tokens
         return mine
 
     def grow(self, key: str, n_pages: int) -> list[int]:
         """Take as many of n further pages as are free. Returns the new ones, in order."""
-        taken = self._take(min(n_pages, self.free_pages))
-        for page in taken:
+        pages = self._take(min(n_pages, self.free_pages))
+        for page in pages:
             self._hold(key, page)
-        return taken
+        return pages
 
     def fill(self, key: str, n_tokens: int) -> None:
         """The sequence has n tokens in KV from now on."""
@@ -186,9 +186,9 @@ class PageTable:
 
     def allocate(self, n_pages: int) -> tuple[int, ...]:
         """Take n free pages for an adapter, from the other end of memory, so that pages of adapters lie together."""
-        taken = self._free[:n_pages]
+        pages = self._free[:n_pages]
         del self._free[:n_pages]
-        return (*taken, *(self.prefixes.evict() for _ in range(n_pages - len(taken))))
+        return (*pages, *(self.prefixes.evict() for _ in range(n_pages - len(pages))))
 
     def take_back(self, pages: Sequence[int]) -> None:
         """Take pages of an adapter back."""
@@ -239,14 +239,14 @@ def check_page_table(table: PageTable, adapter_pages: Iterable[int] = ()) -> Non
     pages = [*table.everything(), *adapter_pages]
     assert len(set(pages)) == len(pages) == table.total_pages, "a page is lost or held twice"
     assert not pages or (min(pages), max(pages)) == (0, table.total_pages - 1), "a page that is not there"
-    held: dict[str, list[int]] = {key: [] for key in allocations}
+    pages_by_key: dict[str, list[int]] = {key: [] for key in allocations}
     for page, keys in holders.items():
         for key in keys:
-            held.setdefault(key, []).append(page)
+            pages_by_key.setdefault(key, []).append(page)
     owned = Counter(map(next, map(iter, holders.values())))
-    assert held.keys() == allocations.keys(), "a page of nobody"
+    assert pages_by_key.keys() == allocations.keys(), "a page of nobody"
     for key, allocation in allocations.items():
-        assert sorted(allocation.pages) == sorted(held[key]), "a page is lost or held twice"
+        assert sorted(allocation.pages) == sorted(pages_by_key[key]), "a page is lost or held twice"
         assert allocation.owned == owned[key], key
         assert 0 <= table.used_by(key) <= table.reserved_by(key), key
     assert sum(table.reserved_by(key) for key in allocations) == table.reserved_pages

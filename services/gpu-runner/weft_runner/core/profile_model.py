@@ -68,9 +68,15 @@ class Profile:
 
 
 def make_profile(
-    decode: Sequence[DecodeTime], prefill: Sequence[PrefillTime], longer: DecodeTime | None, *, max_sequences: int,
-    token_time_ms: float, batches: int = 1, guess_times: GuessTimes = (),
-) -> Profile:  # fmt: skip
+    decode: Sequence[DecodeTime],
+    prefill: Sequence[PrefillTime],
+    longer: DecodeTime | None,
+    *,
+    max_sequences: int,
+    token_time_ms: float,
+    batches: int = 1,
+    guess_times: GuessTimes = (),
+) -> Profile:
     """Make a profile of at least one time of each kind.
 
     `longer`: as many rows as one of `decode` with more keys (None: not measured). `guess_times`: of steps with
@@ -80,9 +86,11 @@ def make_profile(
     that all of them get a token in the time of one: the best number of sequences is `batches` times the best batch.
     """
     model = replace(fit(decode, prefill, longer), guess_times=guess_times)
-    known = _known(decode, model, max_sequences)
-    best = min(best_batch(known, token_time_ms), -(-max_sequences // batches))
-    return Profile(tuple(decode), tuple(prefill), model, min(best * batches, max_sequences), round(_at(known, best), 3))
+    measured = _measured(decode, model, max_sequences)
+    best = min(best_batch(measured, token_time_ms), -(-max_sequences // batches))
+    return Profile(
+        tuple(decode), tuple(prefill), model, min(best * batches, max_sequences), round(_at(measured, best), 3)
+    )
 
 
 def best_batch(times: Sequence[DecodeTime], token_time_ms: float) -> int:
@@ -110,10 +118,12 @@ def fit(decode: Sequence[DecodeTime], prefill: Sequence[PrefillTime], longer: De
 
 
 def _key_ms(decode: Sequence[DecodeTime], longer: DecodeTime | None) -> float:
-    same = next((t for t in decode if longer is not None and t.rows == longer.rows and t.keys < longer.keys), None)
-    if same is None or longer is None:
+    equal_rows = next(
+        (t for t in decode if longer is not None and t.rows == longer.rows and t.keys < longer.keys), None
+    )
+    if equal_rows is None or longer is None:
         return 0.0
-    return max(0.0, longer.ms - same.ms) / (longer.keys - same.keys)
+    return max(0.0, longer.ms - equal_rows.ms) / (longer.keys - equal_rows.keys)
 
 
 def _line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
@@ -131,7 +141,7 @@ def _line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     return y_mean - slope * x_mean, slope
 
 
-def _known(decode: Sequence[DecodeTime], model: StepModel, max_sequences: int) -> list[DecodeTime]:
+def _measured(decode: Sequence[DecodeTime], model: StepModel, max_sequences: int) -> list[DecodeTime]:
     """What was measured, and the model's word for the largest batch where there was no time to measure it."""
     last = decode[-1]
     if last.rows >= max_sequences:

@@ -133,7 +133,7 @@ class Reporter:
         return RunnerReport(
             self._version, full, figures, sequences=[self._sequence_state(sequence) for sequence in here], ended=ended,
             adapters=reported, removed_adapters=removed,
-            overruns=[_overrun(pool.sequences[key], wanted) for key, wanted in pool.preemption.overruns().items()],
+            overruns=[_overrun(pool.sequences[key], pages) for key, pages in pool.preemption.overruns().items()],
             progress=[sequence.in_kv for sequence in pool.sequences.values()],
         )  # fmt: skip
 

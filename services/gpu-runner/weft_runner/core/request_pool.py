@@ -120,23 +120,24 @@ class RequestPool:
 
     # ---- messages
 
-    def start(
-        self, start: Start, owner: Peer, gateway: str, now: float, grammar: GrammarState | None = None
-    ) -> None:  # fmt: skip
+    def start(self, start: Start, owner: Peer, gateway: str, now: float, grammar: GrammarState | None = None) -> None:
         """Admit a sequence, or say why not. An epoch that is not above the highest seen is ignored.
 
         `grammar`: of its Start, behind the tokens that were emitted before.
         """
         if self._epochs.is_stale(start.request_id, start.epoch):
             return
-        held, deferred = self.sequences.get(start.request_id), self.preemption.parking.deferred.get(start.request_id)
-        if (other := held or deferred) is not None and other.gateway != gateway:
+        sequence, deferred = (
+            self.sequences.get(start.request_id),
+            self.preemption.parking.deferred.get(start.request_id),
+        )
+        if (present := sequence or deferred) is not None and present.gateway != gateway:
             answer = ended(start, EndReason.INTERNAL, "another gateway's request has this id")
             self.effects.append(Send(owner, answer))
             return
         self._epochs.see(start.request_id, start.epoch)
-        if held is not None:
-            self.remove(held)  # one owner a request: the highest epoch
+        if sequence is not None:
+            self.remove(sequence)  # one owner a request: the highest epoch
         self.preemption.parking.withdraw(start.request_id)
         self._answer(owner, self._start(start, owner, gateway, now, grammar))
 
@@ -191,7 +192,7 @@ class RequestPool:
     def on_adapter_event(self, event: ev.AdapterEvent) -> None:
         """Take a result of the adapter pool; end the sequences whose adapter failed, or can never be loaded."""
         if isinstance(event, ev.FoundOnDisk):
-            self.adapters.known.find_on_disk(event.digests)
+            self.adapters.catalog.find_on_disk(event.digests)
             return
         if (lost := self.adapters.on_event(event)) is not None:
             self._end_all_of(event.digest, *lost)
@@ -301,9 +302,9 @@ class RequestPool:
         # 2. each as it will be: in KV, and with how many tokens to feed
         prefilling, decoding, full = list[tuple[Sequence, Candidate]](), list[Candidate](), list[Sequence]()
         keys, steps_left, lasts = 0, self.limits.max_context_tokens, True
-        held = self._held_out()
+        held_out = self._held_out()
         for sequence in self.sequences.values():
-            if sequence.phase not in RUNNING or sequence.key in held:
+            if sequence.phase not in RUNNING or sequence.key in held_out:
                 continue
             candidate, row = _candidate(sequence), in_flight.get(sequence.key)
             if row is not None and row.samples:
@@ -371,8 +372,8 @@ class RequestPool:
             if drafted:
                 *right, _ = checked[key]
                 n_tokens = 1 + len(right)
-                draft_use = self.scheduler.drafter.learn(row, [one.token for one in checked[key]])
-                sequence.accept([one.token for one in right])
+                draft_use = self.scheduler.drafter.learn(row, [token.token for token in checked[key]])
+                sequence.accept([token.token for token in right])
             sequence.feed(n_tokens)
             self._tokens += n_tokens
             pages.fill(key, sequence.in_kv)
@@ -400,7 +401,7 @@ class RequestPool:
         return RunnerFigures(
             free_pages=free_pages, used_pages=pages.used_pages,
             adapter_pages=pages.total_pages - free_pages - pages.reserved_pages, draining=self.drain.on, ready=ready,
-            desired_version=self.adapters.known.version or 0, iterations=self.iterations, forwards=self._forwards,
+            desired_version=self.adapters.catalog.version or 0, iterations=self.iterations, forwards=self._forwards,
             grown_pages=self.reservations.grown_pages, doublings=self.reservations.doublings, tokens=self._tokens,
             prefix_reused_tokens=self.reuse.tokens, role=self.role,
             pending_prompt_tokens=sum(s.pending for s in self.sequences.values() if s.phase in UNCOMPUTED),
@@ -429,10 +430,10 @@ class RequestPool:
         long = limits.is_long(start)
         chain = self.reuse.chain(start, long=long) if start.sampling.prompt_logprobs is None else None
         shared = self.reuse.find(chain, [*start.prompt, *start.emitted])
-        beside = limits.context_beside(adapters.pages_beside(digest, announced=True))
+        own_context = limits.context_beside(adapters.pages_beside(digest, announced=True))
         base_len = len(start.prompt) + len(start.emitted)  # of the answer, what leaves room for its adapter
         reserved = min(start.reservation_tokens, start.max_tokens)
-        n_pages = first_reservation_pages(base_len, reserved, limits.page_tokens, max(base_len, beside))
+        n_pages = first_reservation_pages(base_len, reserved, limits.page_tokens, max(base_len, own_context))
         short_pages = n_pages - len(shared) - free_pages + self.pages.free_pages - self.pages.free_beside(shared)
         if is_full or short_pages > 0:
             leaving = self.preemption.parking.free_capacity(start, short_pages, now)
@@ -453,8 +454,8 @@ class RequestPool:
     def _admit(self, sequence: Sequence, n_pages: int, shared: list[int]) -> None:
         self.scheduler.invalidate()
         start, first = sequence.start, not self.sequences
-        wanted = self.pages.free_pages - self.pages.free_beside(shared) + n_pages - len(shared)
-        evicted = self.adapters.slots.evict_for(wanted, start.adapter, pinned_too=first)
+        needed_pages = self.pages.free_pages - self.pages.free_beside(shared) + n_pages - len(shared)
+        evicted = self.adapters.slots.evict_for(needed_pages, start.adapter, pinned_too=first)
         pages = self.pages.reserve(sequence.key, n_pages, shared)
         assert evicted, "free pages were checked"
         assert pages is not None, "pages were freed"
@@ -492,8 +493,8 @@ class RequestPool:
     def _most_tokens(self, sequence: Sequence) -> int:
         """Count the tokens in KV beside its adapter."""
         adapter = self.adapters.adapters.get(sequence.start.adapter)
-        beside = 0 if adapter is None else len(adapter.pages)
-        return (self.pages.total_pages - beside) * self.pages.page_tokens
+        adapter_pages = 0 if adapter is None else len(adapter.pages)
+        return (self.pages.total_pages - adapter_pages) * self.pages.page_tokens
 
     def settle(self) -> None:
         """Pages or slots may have come free: first for paused sequences, then for adapters that sequences wait for."""
@@ -563,8 +564,8 @@ class RequestPool:
     ) -> None:
         """`epoch`: the one that another runner was to have it under, where that is its next one."""
         self.remove(sequence, forget=forget)
-        of = epoch or sequence.start.epoch
-        self.effects.append(Send(sequence.owner, Ended(sequence.key, of, reason, detail, sequence.n_emitted)))
+        last_epoch = epoch or sequence.start.epoch
+        self.effects.append(Send(sequence.owner, Ended(sequence.key, last_epoch, reason, detail, sequence.n_emitted)))
 
     def _steps_left(self, sequence: Sequence) -> int:
         """Iterations before its reserved pages are full, or its answer is as long as it may be."""
@@ -576,8 +577,8 @@ class RequestPool:
 
     def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
         """Sequences of a phase that are not in flight, wait for no mask and are not parked, in order of admission."""
-        held = self._held_out()
-        return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight and s.key not in held)
+        held_out = self._held_out()
+        return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight and s.key not in held_out)
 
     def _decoding(self, depth: int, free: int) -> list[Sequence]:
         """Choose who decodes in the next of `depth` batches: an equal part, those whose last turn is longest ago.
@@ -595,10 +596,14 @@ class RequestPool:
         return sorted(here, key=lambda s: s.turn)[:part]
 
     def _append(
-        self, sequence: Sequence, sampled: SampledToken, produced: dict[str, tuple[Peer, list[SequenceTokens]]],
-        before: list[SampledToken], draft_use: DraftUse | None,
-    ) -> None:  # fmt: skip
-        """Take a sampled token, and send it. `before`: those that the same step sampled, and that are taken already."""
+        self,
+        sequence: Sequence,
+        sampled: SampledToken,
+        produced: dict[str, tuple[Peer, list[SequenceTokens]]],
+        earlier: list[SampledToken],
+        draft_use: DraftUse | None,
+    ) -> None:
+        """Take a sampled token, and send it. `earlier`: accepted tokens of the same step before it."""
         token, logprob, hidden = sampled
         start = sequence.start
         if hidden:
@@ -617,10 +622,10 @@ class RequestPool:
             elif len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
-        if before:
-            position -= len(before)
-            tokens = (*(one.token for one in before), *tokens)
-            logprobs = (*(one.logprob for one in before if one.logprob is not None), *logprobs)
+        if earlier:
+            position -= len(earlier)
+            tokens = (*(one.token for one in earlier), *tokens)
+            logprobs = (*(one.logprob for one in earlier if one.logprob is not None), *logprobs)
         cached_tokens = sequence.cached_tokens if position == len(start.emitted) else 0
         if (of_session := produced.get(sequence.owner.name)) is None:
             of_session = produced[sequence.owner.name] = sequence.owner, []
@@ -649,8 +654,8 @@ def check_pool(pool: RequestPool) -> None:
     check_parking(pool.preemption.parking)
     check_host_prefixes(pool.host_prefixes)
     check_kv_transfers(pool.hand_over.kv, pool.sequences.values())
-    known = {"", *pool.adapters.adapters}
-    assert all(page.adapter in known for page in pool.adapters.host.cached.values()), "KV without its adapter"
+    announced = {"", *pool.adapters.adapters}
+    assert all(page.adapter in announced for page in pool.adapters.host.cached.values()), "KV without its adapter"
     masked = [s.key for s in pool.sequences.values() if s.mask is not None and s.mask.grammar is not None]
     assert masked == list(pool.masks.constrained)
     assert pool.masks.late <= pool.masks.constrained.keys()

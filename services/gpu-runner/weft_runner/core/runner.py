@@ -136,7 +136,7 @@ class Runner:
 
     def _schedule(self, slot: ev.StepSlot) -> None:
         pool = self.pool
-        batch = pool.schedule(slot.depth, slot.free) if slot.behind is None else pool.schedule_behind(slot.behind)
+        batch = pool.schedule(slot.depth, slot.free) if slot.previous is None else pool.schedule_behind(slot.previous)
         if not batch.rows:
             return
         last, clear_pages = self._step, pool.reservations.take_granted()

@@ -32,24 +32,24 @@ class BadWords:
     sequences alone, and may never be sampled. One owner: its sequence's adjustments.
     """
 
-    __slots__ = ("_after", "_tail", "always")
+    __slots__ = ("_after_token", "_tail", "always")
 
     def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
         """`sequences`: none is empty."""
         self.always = frozenset([tokens[0] for tokens in sequences if len(tokens) == 1])
-        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by the token before the last one
-        for *before, last in sequences:
-            if before:
-                self._after.setdefault(before[-1], []).append((tuple(before), last))
+        self._after_token: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by the token before the last one
+        for *beginning, last in sequences:
+            if beginning:
+                self._after_token.setdefault(beginning[-1], []).append((tuple(beginning), last))
         self._tail: deque[int] = deque(maxlen=max(map(len, sequences)))
 
     def add(self, token: int) -> Collection[int]:
         """Take the answer's next token. Returns those that may not be the one behind it, beside `always`."""
         self._tail.append(token)
-        if (sequences := self._after.get(token)) is None:
+        if (sequences := self._after_token.get(token)) is None:
             return ()
         tail = tuple(self._tail)
-        return [last for before, last in sequences if tail[-len(before) :] == before]
+        return [last for beginning, last in sequences if tail[-len(beginning) :] == beginning]
 
 
 class LogitAdjustments:
@@ -64,7 +64,7 @@ class LogitAdjustments:
     """
 
     __slots__ = (
-        "_bad_words", "_behind", "_bias", "_counts", "_ends", "_frequency", "_lasts", "_length", "_min_tokens",
+        "_bad_words", "_banned", "_bias", "_counts", "_ends", "_frequency", "_lasts", "_length", "_min_tokens",
         "_places", "_presence", "_reads", "_repetition", "biases", "scales", "tokens", "values",
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ class LogitAdjustments:
         self._reads = bool(self._bad_words or _penalises(sampling))  # which tokens the answer has
         self._lasts = bool(self._bias or self._reads)
         self._counts: dict[int, int] = {}
-        self._behind: Collection[int] = ()
+        self._banned: Collection[int] = ()
         self._ends = frozenset((*sampling.stop_token_ids, *eos)) if self._min_tokens else frozenset[int]()
         self._length = 0
         repeated = dict.fromkeys(prompt) if self._repetition != 1.0 else {}
@@ -102,8 +102,8 @@ class LogitAdjustments:
             for end in sorted(ends):
                 self._update(end)
         if self._bad_words is not None:
-            before, self._behind = self._behind, self._bad_words.add(token)
-            for banned in (*before, *self._behind):
+            old_banned, self._banned = self._banned, self._bad_words.add(token)
+            for banned in (*old_banned, *self._banned):
                 self._update(banned)
         return self._lasts or bool(self._ends)
 
@@ -133,7 +133,7 @@ class LogitAdjustments:
 
     def _is_banned(self, token: int) -> bool:
         words = self._bad_words
-        return token in self._ends or (words is not None and (token in self._behind or token in words.always))
+        return token in self._ends or (words is not None and (token in self._banned or token in words.always))
 
 
 def logit_adjustments(

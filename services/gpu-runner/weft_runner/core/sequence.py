@@ -110,14 +110,14 @@ class Sequence:
         """Tokens to feed before the next one can be chosen (1 in decode)."""
         return len(self.tokens) - self.in_kv
 
-    def scored(self, n_tokens: int, ahead: int = 0) -> int:
+    def scored(self, n_tokens: int, lookahead: int = 0) -> int:
         """Count, of the next `n_tokens` to feed, those before a token of the prompt whose probability is asked.
 
-        `ahead`: how many tokens are fed before, by a step in flight.
+        `lookahead`: how many tokens are fed before, by a step in flight.
         """
         if self.start.sampling.prompt_logprobs is None:
             return 0
-        return max(0, min(n_tokens, len(self.start.prompt) - 1 - self.in_kv - ahead))
+        return max(0, min(n_tokens, len(self.start.prompt) - 1 - self.in_kv - lookahead))
 
     def reuse(self, n_tokens: int) -> None:
         """Count the next `n_tokens` as in KV already: others have computed them."""
@@ -236,9 +236,9 @@ class Sequence:
         """Leave the tokens that follow to another runner."""
         self._enter(SequencePhase.SEND, *RUNNING, SequencePhase.PAUSED)
 
-    def _enter(self, phase: SequencePhase, *before: SequencePhase) -> None:
+    def _enter(self, phase: SequencePhase, *allowed: SequencePhase) -> None:
         """Enter a phase from one of others, in no batch in flight."""
-        assert self.phase in before, self.phase
+        assert self.phase in allowed, self.phase
         assert not self.in_flight, self.key
         self.phase = phase
 

@@ -115,23 +115,23 @@ class StepTimeEstimator:
             self._more_ms = max(0.0, self._more_ms + part_ms * weight / GUESS_UNIT)
         return decode_ms + prompt_ms + guesses_ms
 
-    def tokens_within(self, target_ms: float, rows: int, keys: int, prompt_tokens: int, most: int) -> int:
+    def tokens_within(self, target_ms: float, rows: int, keys: int, prompt_tokens: int, max_tokens: int) -> int:
         """Prompt tokens beyond those that such a step has time for: whole tiles, or what is less than one."""
         left_ms = target_ms - self.step_ms(rows, keys, prompt_tokens)
-        fit = min(most, int(max(0.0, left_ms) / (self.prompt * self.model.token_ms)))
+        fit = min(max_tokens, int(max(0.0, left_ms) / (self.prompt * self.model.token_ms)))
         return fit // TILE * TILE or fit
 
-    def prompt_tokens(self, rows: int, keys: int, target_ms: float, most: int) -> int:
-        """Prompt tokens of the next step: all that keep it within `target_ms`, at least MIN_CHUNK, at most `most`.
+    def prompt_tokens(self, rows: int, keys: int, target_ms: float, max_tokens: int) -> int:
+        """Return the prompt tokens of the next step within `target_ms`: at least MIN_CHUNK, at most `max_tokens`.
 
         Without running rows no sequence waits for a token, and the chunk is as large as it may be.
         """
         left_ms = target_ms - self.decode * self.model.decode_ms(rows, keys)
         token_ms = self.prompt * self.model.token_ms
-        if not rows or left_ms >= token_ms * most:
-            return most
+        if not rows or left_ms >= token_ms * max_tokens:
+            return max_tokens
         fit = int(left_ms / token_ms) if left_ms > 0.0 else 0
-        return min(max(fit // TILE * TILE, MIN_CHUNK), most)
+        return min(max(fit // TILE * TILE, MIN_CHUNK), max_tokens)
 
 
 class Lateness:

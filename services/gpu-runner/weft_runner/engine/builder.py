@@ -75,12 +75,12 @@ class BuiltStep:
 
     def guessed(self) -> list["Guessed"]:
         """The rows whose guesses are to be checked one after the other: what may come depends on those before."""
-        found, at = list[Guessed](), 0
+        guesses, at = list[Guessed](), 0
         for of_batch, row, s in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
             if of_batch.drafted and not s.is_steady(row.scored):
-                found.append(Guessed(s, of_batch.drafted, at))
+                guesses.append(Guessed(s, of_batch.drafted, at))
             at += row.scored + row.samples
-        return found
+        return guesses
 
     def late_draws(self, runs: Callable[[PoolSequence], bool]) -> list[SamplingArgs]:
         """What `draws` gives once every token is known. `runs`: others have left meanwhile, and wait for no mask."""
@@ -89,25 +89,25 @@ class BuiltStep:
 
     def positions(self) -> dict[PoolSequence, Ahead]:
         """Say how far each of its sequences is once it is done."""
-        found, drawn = dict[PoolSequence, Ahead](), 0
+        draws, drawn = dict[PoolSequence, Ahead](), 0
         for row, of_step, sequence in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
             drawn += of_step.scored
-            found[sequence] = Ahead(row.n_tokens, drawn if row.samples else None)
+            draws[sequence] = Ahead(row.n_tokens, drawn if row.samples else None)
             drawn += row.samples
-        return found
+        return draws
 
-    def by_key(self, found: Sequence[SampledToken | None]) -> StepResults:
+    def by_key(self, results: Sequence[SampledToken | None]) -> StepResults:
         """What rows sampled, and why those that have no token failed."""
         if self.scores:
-            return self._scored(iter(found))
-        tokens = {s.key: token for s, token in zip(self.sampled, found, strict=True) if token is not None}
+            return self._scored(iter(results))
+        tokens = {s.key: token for s, token in zip(self.sampled, results, strict=True) if token is not None}
         if len(tokens) == len(self.sampled):
             return _all_well((tokens, {}, {}, (), 1, {}))
-        without = [s for s in self.sampled if s.key not in tokens]
-        late = tuple(s.key for s in without if _is_late(s))
-        return StepResults(tokens, {s.key: _why(s) for s in without if not _is_late(s)}, late=late)
+        unsampled = [s for s in self.sampled if s.key not in tokens]
+        late = tuple(s.key for s in unsampled if _is_late(s))
+        return StepResults(tokens, {s.key: _sampling_reason(s) for s in unsampled if not _is_late(s)}, late=late)
 
-    def _scored(self, found: Iterator[SampledToken | None]) -> StepResults:
+    def _scored(self, results: Iterator[SampledToken | None]) -> StepResults:
         tokens: dict[str, SampledToken] = {}
         failures: dict[str, str] = {}
         prompts: dict[str, list[TokenLogprob]] = {}
@@ -115,20 +115,20 @@ class BuiltStep:
         checked: dict[str, list[SampledToken]] = {}
         for of_batch, row, sequence in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
             if of_batch.drafted:
-                if one := _checked(of_batch.drafted, [*islice(found, row.scored + 1)]):
-                    checked[sequence.key] = one
+                if accepted := _checked(of_batch.drafted, [*islice(results, row.scored + 1)]):
+                    checked[sequence.key] = accepted
                 elif _is_late(sequence):
                     late.append(sequence.key)
                 else:
-                    failures[sequence.key] = _why(sequence)
+                    failures[sequence.key] = _sampling_reason(sequence)
                 continue
-            given, sampled = [*islice(found, row.scored)], [*islice(found, int(row.samples))]
-            logprobs = [one.logprob for one in given if one is not None and one.logprob is not None]
+            scored, sampled = [*islice(results, row.scored)], [*islice(results, int(row.samples))]
+            logprobs = [one.logprob for one in scored if one is not None and one.logprob is not None]
             if None in sampled and _is_late(sequence):
                 late.append(sequence.key)
                 continue
             if len(logprobs) < row.scored or None in sampled:
-                failures[sequence.key] = NOT_FINITE if len(logprobs) < row.scored else _why(sequence)
+                failures[sequence.key] = NOT_FINITE if len(logprobs) < row.scored else _sampling_reason(sequence)
                 continue
             if logprobs:
                 prompts[sequence.key] = logprobs
@@ -143,32 +143,32 @@ class Guessed(NamedTuple):
     drafted: tuple[int, ...]
     first: int
 
-    def is_right(self, number: int, found: Sequence[SampledToken | None]) -> bool:
+    def is_right(self, number: int, results: Sequence[SampledToken | None]) -> bool:
         """Say whether there is a guess of that number, and it is what was sampled at its place."""
-        token = found[self.first + number] if number < len(self.drafted) else None
+        token = results[self.first + number] if number < len(self.drafted) else None
         return token is not None and token.token == self.drafted[number]
 
 
-def _checked(drafted: tuple[int, ...], found: list[SampledToken | None]) -> list[SampledToken]:
+def _checked(drafted: tuple[int, ...], results: list[SampledToken | None]) -> list[SampledToken]:
     """Return the guesses that are what was sampled, and the token behind them; nothing where not even one was sampled.
 
     What is missing behind the first is found again by the next step, or fails there.
     """
-    taken: list[SampledToken] = []
-    for one, guess in zip_longest(found, drafted):
-        if one is None:
+    accepted: list[SampledToken] = []
+    for token, guess in zip_longest(results, drafted):
+        if token is None:
             break
-        taken.append(one)
-        if one.token != guess:
+        accepted.append(token)
+        if token.token != guess:
             break
-    return taken
+    return accepted
 
 
 def _is_late(sequence: PoolSequence) -> bool:
     return sequence.mask is not None and sequence.mask.late
 
 
-def _why(sequence: PoolSequence) -> str:
+def _sampling_reason(sequence: PoolSequence) -> str:
     """A sequence has no token."""
     return NOT_FINITE if sequence.mask is None else sequence.mask.fault or NOT_ALLOWED
 
@@ -178,47 +178,49 @@ class StepBuilder:
 
     def __init__(self, pool: RequestPool, ranks: Mapping[int, int]) -> None:
         self._pool, self._ranks = pool, ranks
-        self._kept: BuiltStep | None = None
+        self._last_built: BuiltStep | None = None
 
     def build(
-        self, batch: Batch, sequences: tuple[PoolSequence, ...], *, keep: bool, behind: BuiltStep | None = None
+        self, batch: Batch, sequences: tuple[PoolSequence, ...], *, keep: bool, previous: BuiltStep | None = None
     ) -> BuiltStep:
         """The step of that batch. `keep`: it has decode rows, and may run again next time as it is.
 
-        `behind`: the step in flight, from whose tokens, which the device alone knows, sequences of both go on.
+        `previous`: the step in flight, from whose tokens, which the device alone knows, sequences of both go on.
         """
-        kept = self._kept
-        if keep and kept is not None and kept.batch.number == batch.number:
-            kept.step.advance([s.tokens[-1] for s in kept.sequences], [s.in_kv for s in kept.sequences])
-            if kept.unseen:
-                kept = self._kept = replace(kept, unseen=frozenset())
-            return kept
-        built = self._build(batch, sequences, {} if behind is None else behind.positions())
+        last_built = self._last_built
+        if keep and last_built is not None and last_built.batch.number == batch.number:
+            last_built.step.advance(
+                [s.tokens[-1] for s in last_built.sequences], [s.in_kv for s in last_built.sequences]
+            )
+            if last_built.unseen:
+                last_built = self._last_built = replace(last_built, unseen=frozenset())
+            return last_built
+        built = self._build(batch, sequences, {} if previous is None else previous.positions())
         if not batch.guesses:  # else the batch that it extends may run again
-            self._kept = built if keep else None
+            self._last_built = built if keep else None
         return built
 
     def advance_speculatively(self, built: BuiltStep) -> BuiltStep | None:
         """Advance the kept step by a position, before the tokens are known. None: it was not kept."""
-        if self._kept is None or self._kept.batch.number != built.batch.number:
+        if self._last_built is None or self._last_built.batch.number != built.batch.number:
             return None
         built.step.advance_speculatively()
         if len(built.unseen) < len(built.sampled):
-            built = self._kept = replace(built, unseen=frozenset(built.sampled))
+            built = self._last_built = replace(built, unseen=frozenset(built.sampled))
         return built
 
     def _build(
-        self, batch: Batch, sequences: tuple[PoolSequence, ...], ahead: Mapping[PoolSequence, Ahead]
+        self, batch: Batch, sequences: tuple[PoolSequence, ...], undecided: Mapping[PoolSequence, Ahead]
     ) -> BuiltStep:
         tokens: list[int] = []
         step_rows: list[StepRow] = []
-        taken: dict[int, int] = {}
+        slots: dict[int, int] = {}
         unseen: list[PoolSequence] = []
         for row, sequence in zip(batch.rows, sequences, strict=True):
-            fed, number = ahead.get(sequence, NOT_AHEAD)
+            fed, number = undecided.get(sequence, NOT_AHEAD)
             start, in_kv = len(tokens), sequence.in_kv + fed
             if number is not None:
-                taken[start] = number
+                slots[start] = number
                 unseen.append(sequence)
                 tokens.append(0)
             else:
@@ -230,7 +232,7 @@ class StepBuilder:
             step_rows.append(
                 StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools, guesses, sequence.long)
             )
-        step = StepInput(tokens, tuple(step_rows), self._plan(batch.rows, len(tokens)), taken)
+        step = StepInput(tokens, tuple(step_rows), self._plan(batch.rows, len(tokens)), slots)
         sampled = tuple(s for row, s in zip(batch.rows, sequences, strict=True) if row.samples)
         return BuiltStep(batch, sequences, step, sampled, any(row.scored for row in step_rows), frozenset(unseen))
 

@@ -78,7 +78,7 @@ class StepLoop:
         self._runner, self._executor, self._around, self._reports = runner, executor, around, reports
         can = executor.can
         self._pipelined, self._follows = can.pipelined, can.follows
-        self._ahead = can.follows is not None and can.follows.keeps_tokens
+        self._runs_ahead = can.follows is not None and can.follows.keeps_tokens
         self._builder, self._clock = StepBuilder(runner.pool, ranks), clock
         self._launched: deque[LaunchedStep] = deque()
         self._depth, self._step_s = 1, 0.0
@@ -109,7 +109,7 @@ class StepLoop:
             if self._follows is not None:
                 if launched[0].logits is not None:
                     launched[0] = self._draw_late(self._follows, launched[0])
-                if self._ahead and not self._around.has_work():
+                if self._runs_ahead and not self._around.has_work():
                     self._launch_behind(self._follows, launched[0])
             # 4. Complete the oldest.
             found = launched[0].tokens if (handle := launched[0].handle) is None else handle.result()
@@ -142,7 +142,7 @@ class StepLoop:
             self._around.perform(effects if step is None else effects[:-1])
         if step is not None and step.clear_pages:
             self._executor.clear_pages(step.clear_pages)
-        if slot.behind is None:  # else another one runs
+        if slot.previous is None:  # else another one runs
             self._around.between_steps(None if step is None else self._step_s)
         return step
 
@@ -152,13 +152,13 @@ class StepLoop:
         Of one step alone the pool does not know that it is launched (`Runner`).
         """
         pool = self._runner.pool
-        wanted = pipelined.depth_for(lambda: min(pool.next_tokens, pool.limits.batch.max_batch_tokens))
-        return min(wanted, self._depth) if self._launched else wanted
+        depth = pipelined.depth_for(lambda: min(pool.next_tokens, pool.limits.batch.max_batch_tokens))
+        return min(depth, self._depth) if self._launched else depth
 
-    def _launch(self, step: RunStep, began_s: float | None, behind: BuiltStep | None = None) -> LaunchedStep:
-        """Build a step and give it to the executor. `behind`: the step in flight whose tokens it goes on from."""
+    def _launch(self, step: RunStep, began_s: float | None, previous: BuiltStep | None = None) -> LaunchedStep:
+        """Build a step and give it to the executor. `previous`: the step in flight whose tokens it goes on from."""
         keep = self._pipelined is None and step.stands
-        built = self._builder.build(step.batch, step.sequences, keep=keep, behind=behind)
+        built = self._builder.build(step.batch, step.sequences, keep=keep, previous=previous)
         logits = handle = None
         tokens = list[SampledToken | None]()
         if self._follows is not None:
@@ -172,11 +172,11 @@ class StepLoop:
     def _launch_behind(self, follows: AsyncExecutor, present: LaunchedStep) -> None:
         """Launch the step behind a present one, unless it has to wait for that one."""
         step, built = present.step, present.built
-        same = self._runner.may_repeat(step) and follows.can_follow(built.step)
-        if same and (once_more := self._builder.advance_speculatively(built)) is not None:
+        may_follow = self._runner.may_repeat(step) and follows.can_follow(built.step)
+        if may_follow and (once_more := self._builder.advance_speculatively(built)) is not None:
             logits, handle = self._draw(follows, once_more, follows.follow(built.step))
             self._launched.append(_launched((self._runner.repeat(step), once_more, logits, handle, [], None)))
-        elif (following := self._schedule(StepSlot(behind=step))) is not None:
+        elif (following := self._schedule(StepSlot(previous=step))) is not None:
             self._launched.append(self._launch(following, None, built))
 
     def _draw(self, follows: AsyncExecutor, built: BuiltStep, logits: Rows) -> tuple[Rows, StepHandle | None]:
@@ -196,19 +196,19 @@ def sample_step(executor: Executor, logits: Rows, built: BuiltStep) -> list[Samp
     Rows with guesses are sampled at every position at once. Where penalties or a grammar make of the guesses what may
     come behind them, a position is sampled once the guess before it was right and has been taken.
     """
-    found = executor.sample(logits, built.draws())
+    results = executor.sample(logits, built.draws())
     if not built.batch.guesses:
-        return found
-    guessed, behind = built.guessed(), 0
-    while guessed := [one for one in guessed if one.is_right(behind, found)]:
-        for one in guessed:
-            one.sequence.check(one.drafted[behind])
-        behind += 1
-        places = [one.first + behind for one in guessed]
-        draws = [SamplingArgs(s.start.sampling, len(s.tokens) + behind, s.adjustments, s.mask) for s, *_ in guessed]
+        return results
+    guessed, n_checked = built.guessed(), 0
+    while guessed := [row for row in guessed if row.is_right(n_checked, results)]:
+        for row in guessed:
+            row.sequence.check(row.drafted[n_checked])
+        n_checked += 1
+        places = [row.first + n_checked for row in guessed]
+        draws = [SamplingArgs(s.start.sampling, len(s.tokens) + n_checked, s.adjustments, s.mask) for s, *_ in guessed]
         for place, token in zip(places, executor.sample(logits[places], draws), strict=True):
-            found[place] = token
-    return found
+            results[place] = token
+    return results
 
 
 def run_alone(
@@ -232,7 +232,7 @@ def run_alone(
         except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and reaches its gateway)
             parts.append(StepResults({}, {row.key: f"{type(error).__name__}: {error}"}, forwards=0))
     tokens = {key: token for part in parts for key, token in part.tokens.items()}
-    failures = {key: why for part in parts for key, why in part.failures.items()}
+    failures = {key: reason for part in parts for key, reason in part.failures.items()}
     prompts = {key: logprobs for part in parts for key, logprobs in part.prompts.items()}
     late = tuple(key for part in parts for key in part.late)
     checked = {key: sampled for part in parts for key, sampled in part.checked.items()}

@@ -59,7 +59,7 @@ def gpu_step_limits(left: int, kv_token_bytes: int, step_bytes: Callable[[int], 
 
 def host_mib(memory: MemoryLimit, gpus: int) -> int:
     """Choose for a runner beside a GPU. `gpus`: runners of this machine, one a GPU; a container is of one runner."""
-    share = memory.of_bytes // (HOST_SHARE if memory.own else HOST_SHARE * max(1, gpus))
+    share = memory.of_bytes // (HOST_SHARE if memory.is_group else HOST_SHARE * max(1, gpus))
     return max(HOST_MIB, min(share, memory.n_bytes // 2, MAX_HOST_MIB << 20) >> 20)
 
 
@@ -105,7 +105,7 @@ def host_pages(settings: RunnerSettings, spec: ModelSpec) -> int:
     process without a container of its own has these. Raises ExecutorUnavailable, KvCacheTooSmall.
     """
     available = available_memory()
-    if not available.own:
+    if not available.is_group:
         return KV_PAGES
     return fitting_pages(
         lambda pages: _host_needs(replace(settings, kv_pages=pages), spec),

@@ -33,7 +33,7 @@ class ShardedAdapter:
     """Rank 0's part, and what the others call theirs; the ranks are the whole adapter's. See `DeviceAdapter`."""
 
     number: int
-    own: DeviceAdapter
+    local: DeviceAdapter
     rank: int
     site_rank: int
     n_bytes: int
@@ -45,9 +45,9 @@ class ShardedAdapterStore(HostTensorStore):
     What is built and never put is forgotten when the next one is put.
     """
 
-    def __init__(self, own: AdapterStore, workers: OtherRanks, whole: ModelSpec) -> None:
-        """`own`: rank 0's part."""
-        self.own, self._workers, self._whole_spec = own, workers, whole
+    def __init__(self, local: AdapterStore, workers: OtherRanks, model: ModelSpec) -> None:
+        """`local`: rank 0's part."""
+        self.own, self._workers, self._whole_spec = local, workers, model
         self._numbers = itertools.count(1)
         self._allocations = 0  # of pages to adapters, so far
         self._released: deque[int] = deque()  # of adapters without a reference here
@@ -70,13 +70,13 @@ class ShardedAdapterStore(HostTensorStore):
         self._request("build", tensors, recorded, (number, pages, self._allocations))
         try:
             try:
-                own = self.own.build(tensors, scales, pages)
+                local = self.own.build(tensors, scales, pages)
             finally:
-                others = self._workers.replies()
+                shards = self._workers.replies()
         except Exception:
             self._released.append(number)
             raise
-        adapter = self._whole(number, own, others)
+        adapter = self._sharded(number, local, shards)
         weakref.finalize(adapter, self._released.append, number).atexit = False
         return adapter
 
@@ -84,7 +84,7 @@ class ShardedAdapterStore(HostTensorStore):
         assert isinstance(adapter, ShardedAdapter), adapter
         released = [self._released.popleft() for _ in range(len(self._released))]
         self._workers.broadcast("put", slot, adapter.number, released)
-        self.own.put(slot, adapter.own)
+        self.own.put(slot, adapter.local)
 
     def clear(self, slot: int) -> None:
         self._workers.broadcast("clear", slot)
@@ -96,9 +96,9 @@ class ShardedAdapterStore(HostTensorStore):
 
     # ---- the builder's thread
 
-    def _whole(self, number: int, own: DeviceAdapter, others: Sequence[BuiltShard]) -> ShardedAdapter:
-        del others  # none is larger
-        return ShardedAdapter(number, own, own.rank, own.site_rank, own.n_bytes)
+    def _sharded(self, number: int, local: DeviceAdapter, shards: Sequence[BuiltShard]) -> ShardedAdapter:
+        del shards  # none is larger
+        return ShardedAdapter(number, local, local.rank, local.site_rank, local.n_bytes)
 
     def _recorded(self, tensors: Mapping[str, Array], scales: Scales) -> RecordedScales:
         """Record the scales of all modules, whichever rank has them. Raises AdapterInvalid before anything is sent."""
@@ -122,22 +122,22 @@ class PipelineAdapterStore(ShardedAdapterStore):
     Pages have the same numbers on all stages, so that it takes as many as the stage that needs most of them.
     """
 
-    def __init__(self, own: AdapterStore, workers: OtherRanks, whole: ModelSpec, page_bytes: int) -> None:
+    def __init__(self, local: AdapterStore, workers: OtherRanks, model: ModelSpec, page_bytes: int) -> None:
         """`page_bytes`: of a KV page on stage 0, in which adapters are counted."""
-        super().__init__(own, workers, whole)
+        super().__init__(local, workers, model)
         self._kv_page_bytes = page_bytes
 
     def device_bytes(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         recorded = self._recorded(tensors, scales)
-        own = self.own.device_bytes(tensors, recorded)
+        local = self.own.device_bytes(tensors, recorded)
         self._request("device_bytes", tensors, recorded)
-        return self._most(own, self._workers.replies())
+        return self._max_bytes(local, self._workers.replies())
 
-    def _whole(self, number: int, own: DeviceAdapter, others: Sequence[BuiltShard]) -> ShardedAdapter:
-        rank = max(own.rank, *(other.rank for other in others))
-        site_rank = max(own.site_rank, *(other.site_rank for other in others))
-        return ShardedAdapter(number, own, rank, site_rank, self._most(own.n_bytes, others))
+    def _sharded(self, number: int, local: DeviceAdapter, shards: Sequence[BuiltShard]) -> ShardedAdapter:
+        rank = max(local.rank, *(shard.rank for shard in shards))
+        site_rank = max(local.site_rank, *(shard.site_rank for shard in shards))
+        return ShardedAdapter(number, local, rank, site_rank, self._max_bytes(local.n_bytes, shards))
 
-    def _most(self, own_bytes: int, others: Sequence[BuiltShard]) -> int:
-        pages = max(-(-own_bytes // self._kv_page_bytes), *(other.pages for other in others))
+    def _max_bytes(self, own_bytes: int, shards: Sequence[BuiltShard]) -> int:
+        pages = max(-(-own_bytes // self._kv_page_bytes), *(shard.pages for shard in shards))
         return pages * self._kv_page_bytes

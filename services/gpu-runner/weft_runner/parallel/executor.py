@@ -20,37 +20,37 @@ from weft_runner.parallel.worker_group import LaunchedRanks
 class MultiProcessExecutor:
     """What executors of several ranks have in common: all but how a step runs. Any failure of a rank ends them all."""
 
-    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, adapters: ShardedAdapterStore) -> None:
-        self._own, self._ending = ranks.own, ranks.ending
-        self.spec, self.adapters = whole, adapters
-        self.numerics_class, self.torch_threads = ranks.own.numerics_class, ranks.own.torch_threads
-        self.page_bytes = ranks.own.page_bytes  # on rank 0
+    def __init__(self, model: ModelSpec, ranks: LaunchedRanks, adapters: ShardedAdapterStore) -> None:
+        self._local, self._ending = ranks.local, ranks.ending
+        self.spec, self.adapters = model, adapters
+        self.numerics_class, self.torch_threads = ranks.local.numerics_class, ranks.local.torch_threads
+        self.page_bytes = ranks.local.page_bytes  # on rank 0
         self.kv_memory = None  # pages are not copied to host memory and back
         # Of rank 0, for streams to other runners; the other ranks have their own.
-        self.kv_shard, self.kv_addresses = ranks.own.kv_memory, ranks.kv_addresses
+        self.kv_shard, self.kv_addresses = ranks.local.kv_memory, ranks.kv_addresses
         self.kv_grid = f"{ranks.ranks.grid.stages}x{ranks.ranks.grid.tensor}"
         self.others = ranks.workers
 
     @property
     def can(self) -> Capabilities:
-        return Capabilities(ranks=self, packs=self._own.can.packs, close=self.close)
+        return Capabilities(ranks=self, packs=self._local.can.packs, close=self.close)
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """Call `on_lost`, from any thread, for a rank that is lost between steps."""
         self.others.watch(on_lost)
 
     def sample(self, logits: Rows, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        return self._own.sample(logits, draws)
+        return self._local.sample(logits, draws)
 
     def clear_pages(self, pages: list[int]) -> None:
         if pages:
             self.others.broadcast("clear_pages", pages)
-            self._own.clear_pages(pages)
+            self._local.clear_pages(pages)
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
         if pages:
             self.others.broadcast("allocate_pages", pages)
-            self._own.allocate_adapter_pages(pages)
+            self._local.allocate_adapter_pages(pages)
             self.adapters.on_pages_allocated()
 
     def close(self) -> None:
@@ -61,8 +61,8 @@ class MultiProcessExecutor:
 class TensorParallelExecutor(MultiProcessExecutor):
     """An Executor where every rank has a part of each layer (`model.tensor_parallel`)."""
 
-    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
-        super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers, whole))
+    def __init__(self, model: ModelSpec, ranks: LaunchedRanks) -> None:
+        super().__init__(model, ranks, ShardedAdapterStore(ranks.local.adapters, ranks.workers, model))
         self._group = ranks.ranks.tensor
         self._sent: StepInput | None = None  # the workers have it too
 
@@ -80,7 +80,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
         self._broadcast_step(step, Layers(first, last, hidden is not None))
         try:
             hidden = None if hidden is None else self._group.broadcast(hidden)
-            return self._own.run(step, first=first, last=last, hidden=hidden, layer_done=layer_done)
+            return self._local.run(step, first=first, last=last, hidden=hidden, layer_done=layer_done)
         except Exception as error:
             raise ExecutorLost(f"a step of {self._group.size} ranks failed on rank 0: {error}") from error
 

@@ -144,25 +144,25 @@ class RankListener:
 
         `ended`: why a rank started here will not come, once that is known. Raises ExecutorLost, StoppedAtStart.
         """
-        found: dict[tuple[int, str], tuple[RankHello, Channel]] = {}
+        channels: dict[tuple[int, str], tuple[RankHello, Channel]] = {}
         deadline = time.monotonic() + START_S
         with self._listener, ExitStack() as unneeded:
-            unneeded.callback(lambda: [channel.close() for _, channel in found.values()])
-            while len(found) < len(CHANNELS) * (size - 1):
-                missing = sorted({rank for rank in range(1, size) for c in CHANNELS if (rank, c) not in found})
+            unneeded.callback(lambda: [channel.close() for _, channel in channels.values()])
+            while len(channels) < len(CHANNELS) * (size - 1):
+                missing = sorted({rank for rank in range(1, size) for c in CHANNELS if (rank, c) not in channels})
                 if stopping():
                     raise StoppedAtStart(f"stopped before ranks {missing} had connected")
                 if ended:
                     raise ExecutorLost(ended[0])
                 if time.monotonic() >= deadline:
-                    why = f"; the last that was refused: {self._last_refused}" if self._last_refused else ""
-                    raise ExecutorLost(f"ranks {missing} have not connected within {START_S:.0f} s{why}")
+                    message = f"; the last that was refused: {self._last_refused}" if self._last_refused else ""
+                    raise ExecutorLost(f"ranks {missing} have not connected within {START_S:.0f} s{message}")
                 with suppress(TimeoutError):
-                    self._admit(self._listener.accept()[0], size, found)
+                    self._admit(self._listener.accept()[0], size, channels)
             unneeded.pop_all()
-        return [self._worker(rank, found) for rank in range(1, size)]
+        return [self._worker(rank, channels) for rank in range(1, size)]
 
-    def _admit(self, end: socket.socket, size: int, found: dict[tuple[int, str], tuple[RankHello, Channel]]) -> None:
+    def _admit(self, end: socket.socket, size: int, channels: dict[tuple[int, str], tuple[RankHello, Channel]]) -> None:
         """Admit a connection; one that comes again, because it was started anew, takes the place of its former self."""
         end.settimeout(HANDSHAKE_S)
         peer = end.getpeername()
@@ -186,10 +186,10 @@ class RankListener:
             channel.close()
             return
         channel.set_patience(None)
-        before = found.pop((hello.rank, hello.channel), None)
-        if before is not None:
-            before[1].close()
-        found[hello.rank, hello.channel] = hello, channel
+        previous = channels.pop((hello.rank, hello.channel), None)
+        if previous is not None:
+            previous[1].close()
+        channels[hello.rank, hello.channel] = hello, channel
 
     def _refuse(self, who_and_why: str) -> None:
         """Log who was refused; rank 0 waits on, since the right one may still come."""
@@ -203,8 +203,8 @@ class RankListener:
             _machine(hello)
         except MachineInvalid as error:
             return f"rates of a machine that are none: {error}"
-        other = [name for name in self._group if hello.group.get(name) != self._group[name]]
-        return f"another {', '.join(sorted(other))} than rank 0 has" if other else ""
+        differences = [name for name in self._group if hello.group.get(name) != self._group[name]]
+        return f"another {', '.join(sorted(differences))} than rank 0 has" if differences else ""
 
     @staticmethod
     def _worker(rank: int, found: Mapping[tuple[int, str], tuple[RankHello, Channel]]) -> Worker:

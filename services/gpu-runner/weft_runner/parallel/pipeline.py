@@ -45,13 +45,13 @@ class PipelineStepHandle:
 class PipelineParallelExecutor(MultiProcessExecutor):
     """A Pipelined executor whose stages are ranks or groups of them."""
 
-    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, kept: int | None = None) -> None:
-        """`kept`: see `PipelineChannel`."""
+    def __init__(self, model: ModelSpec, ranks: LaunchedRanks, n_kept: int | None = None) -> None:
+        """`n_kept`: see `PipelineChannel`."""
         super().__init__(
-            whole, ranks, PipelineAdapterStore(ranks.own.adapters, ranks.workers, whole, ranks.own.page_bytes)
+            model, ranks, PipelineAdapterStore(ranks.local.adapters, ranks.workers, model, ranks.local.page_bytes)
         )
         self._ranks = ranks.ranks
-        self._channel = PipelineChannel(ranks.ranks.stages, whole, kept)
+        self._channel = PipelineChannel(ranks.ranks.stages, model, n_kept)
 
     @property
     def can(self) -> Capabilities:
@@ -72,7 +72,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
 
     def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> PipelineStepHandle:
         """Launch a step; returns once this stage's part is done, or launched. Raises ExecutorLost."""
-        return PipelineStepHandle(self._begin(step), draws, self._own.sample)
+        return PipelineStepHandle(self._begin(step), draws, self._local.sample)
 
     def run(
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: Rows | None = None,
@@ -91,7 +91,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
     def _begin(self, step: StepInput) -> PendingTensor | None:
         self.others.broadcast("run", step, Layers(0, self.spec.layers, hidden=False))
         try:
-            self._channel.send_next(self._own.run(step))
+            self._channel.send_next(self._local.run(step))
             rows = sum(len(row.wanted) for row in step.rows)
             return self._channel.logits(rows, row_width(step, self.spec)) if rows else None
         except Exception as error:
@@ -101,10 +101,10 @@ class PipelineParallelExecutor(MultiProcessExecutor):
 class OffloadedPipeline(PipelineParallelExecutor):
     """Stages whose weights come from disk."""
 
-    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, hosts: int) -> None:
-        super().__init__(whole, ranks, unreceived(hosts))
-        stage = ranks.own.can.stage
-        assert stage is not None, ranks.own
+    def __init__(self, model: ModelSpec, ranks: LaunchedRanks, hosts: int) -> None:
+        super().__init__(model, ranks, unreceived(hosts))
+        stage = ranks.local.can.stage
+        assert stage is not None, ranks.local
         self._stage, self._hosts = stage, hosts
 
     @property

@@ -36,7 +36,7 @@ class Peers(Protocol):
     @property
     def sent_bytes(self) -> int: ...
 
-    def send(self, x: Rows, to: int) -> PendingTensor: ...
+    def send(self, x: Rows, receiver: int) -> PendingTensor: ...
 
     def receive(self, shape: tuple[int, ...], source: int) -> PendingTensor: ...
 
@@ -44,9 +44,9 @@ class Peers(Protocol):
 class PipelineChannel:
     """One stage's place in it."""
 
-    def __init__(self, peers: Peers, whole: ModelSpec, kept: int | None = None) -> None:
-        """`kept`: results that may be unreceived after `send_next`; None: one of each stage."""
-        self._peers, self._whole, self._kept = peers, whole, peers.size if kept is None else kept
+    def __init__(self, peers: Peers, model: ModelSpec, n_kept: int | None = None) -> None:
+        """`n_kept`: results that may be unreceived after `send_next`; None: one of each stage."""
+        self._peers, self._model, self._n_kept = peers, model, peers.size if n_kept is None else n_kept
         self._sending: deque[PendingTensor] = deque()  # the oldest first; kept until the other has it
 
     @property
@@ -65,7 +65,7 @@ class PipelineChannel:
 
     def hidden(self, tokens: int) -> PendingTensor:
         """Begin to receive a step's hidden rows [T, H] from the stage before. In the order of the steps."""
-        return self._peers.receive((tokens, self._whole.hidden_size), self._peers.rank - 1)
+        return self._peers.receive((tokens, self._model.hidden_size), self._peers.rank - 1)
 
     def logits(self, rows: int, width: int) -> PendingTensor:
         """Begin to receive a step's logits, of the width `pooling.row_width`, on stage 0.
@@ -83,7 +83,7 @@ class PipelineChannel:
         ends = self._peers.rank == self._peers.size - 1
         if len(x) and not (ends and self._peers.tensor_rank):
             self._sending.append(self._peers.send(x, (self._peers.rank + 1) % self._peers.size))
-        while len(self._sending) > self._kept:
+        while len(self._sending) > self._n_kept:
             self._sending.popleft().wait()
 
     def close(self) -> None:

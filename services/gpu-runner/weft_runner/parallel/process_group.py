@@ -222,16 +222,18 @@ class TensorGroup:
 
         Raises RuntimeError.
         """
-        views = [torch.frombuffer((ctypes.c_uint8 * n_bytes).from_address(one), dtype=torch.uint8) for one in slots]
-        own = views[self.rank]
+        views = [
+            torch.frombuffer((ctypes.c_uint8 * n_bytes).from_address(address), dtype=torch.uint8) for address in slots
+        ]
+        local = views[self.rank]
         if not to_root:
-            dist.all_gather(views, own.clone(), group=self._group)
+            dist.all_gather(views, local.clone(), group=self._group)
             self.sent_bytes += (self.size - 1) * n_bytes
         elif self.rank:
-            dist.gather(own, group=self._group, group_dst=0)
+            dist.gather(local, group=self._group, group_dst=0)
             self.sent_bytes += n_bytes
         else:
-            dist.gather(own.clone(), views, group=self._group, group_dst=0)
+            dist.gather(local.clone(), views, group=self._group, group_dst=0)
 
 
 class StagePeers:
@@ -250,11 +252,11 @@ class StagePeers:
     def open(self, down: dist.ProcessGroup | None) -> None:
         self._down = down
 
-    def send(self, x: Rows, to: int) -> Transfer:
+    def send(self, x: Rows, receiver: int) -> Transfer:
         """Begin to send a tensor."""
         x = torch.as_tensor(x).contiguous()
         self.sent_bytes += x.nbytes
-        work = dist.isend(x, self._peer(to), group=self._way(self.rank, to))
+        work = dist.isend(x, self._peer(receiver), group=self._way(self.rank, receiver))
         return Transfer(x, _begun(work), self._timeout_s)
 
     def receive(self, shape: tuple[int, ...], source: int) -> Transfer:
@@ -269,8 +271,8 @@ class StagePeers:
     def _peer(self, stage: int) -> int:
         return self._grid.rank_of(stage, self.tensor_rank)
 
-    def _way(self, source: int, to: int) -> dist.ProcessGroup | None:
-        return None if source < to else self._down
+    def _way(self, source: int, receiver: int) -> dist.ProcessGroup | None:
+        return None if source < receiver else self._down
 
 
 def _begun(work: dist.Work | None) -> dist.Work:

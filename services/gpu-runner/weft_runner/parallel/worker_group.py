@@ -106,7 +106,7 @@ class WorkerGroup:
         """Send each worker its START, once it has said that it is there. Raises ExecutorLost, StoppedAtStart."""
         self._await("hello", stopping)
         for worker in self._workers:
-            self._with(worker, lambda w: w.channels.loads.send(replace(start, rank=w.rank)))
+            self._ending_with(worker, lambda w: w.channels.loads.send(replace(start, rank=w.rank)))
 
     def run_beside(self, meet: Callable[[], None], stopping: Callable[[], bool]) -> None:
         """Run `meet`, which waits for all workers, but no longer than until one of them cannot come.
@@ -156,12 +156,12 @@ class WorkerGroup:
     def broadcast(self, *command: Any) -> None:
         """Send a command in the order of the steps, without waiting for it to be executed. Raises ExecutorLost."""
         for worker in self._workers:
-            self._with(worker, lambda w: w.channels.steps.send(command))
+            self._ending_with(worker, lambda w: w.channels.steps.send(command))
 
     def request(self, *command: Any, file: int) -> None:
         """Send a command beside the steps, to be answered. Raises ExecutorLost."""
         for worker in self._workers:
-            self._with(worker, lambda w: w.channels.loads.send(command, file))
+            self._ending_with(worker, lambda w: w.channels.loads.send(command, file))
 
     def listen(self, on_event: Callable[[int, Any], None]) -> None:
         """Call `on_event` with a rank and what it reports of its KV, from a thread for each.
@@ -172,7 +172,7 @@ class WorkerGroup:
 
     def replies(self) -> list[Any]:
         """Take one reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
-        replies = [self._with(worker, lambda w: w.channels.loads.receive()) for worker in self._workers]
+        replies = [self._ending_with(worker, lambda w: w.channels.loads.receive()) for worker in self._workers]
         return [_unless_refused(worker, reply) for worker, reply in zip(self._workers, replies, strict=True)]
 
     # ---- end
@@ -202,9 +202,9 @@ class WorkerGroup:
                 raise StoppedAtStart(f"stopped before rank {missing[0].rank} was ready")
             if time.monotonic() >= deadline:
                 raise self._lost(missing[0], f"it has not sent {reply!r} for {START_S:.0f} s")
-        found = [self._started.pop(worker.rank) for worker in self._workers]
-        assert all(name == reply for name, _ in found), found
-        return [value for _, value in found]
+        ready = [self._started.pop(worker.rank) for worker in self._workers]
+        assert all(name == reply for name, _ in ready), ready
+        return [value for _, value in ready]
 
     def _receive_start(self, timeout_s: float) -> None:
         """Take from each worker the one message that it has sent, if it comes within that time.
@@ -212,11 +212,13 @@ class WorkerGroup:
         Raises what a worker was refused for, ExecutorLost.
         """
         for worker in self._workers:
-            if worker.rank not in self._started and self._with(worker, lambda w: w.channels.loads.has_data(timeout_s)):
-                reply = self._with(worker, lambda w: w.channels.loads.receive())
+            if worker.rank not in self._started and self._ending_with(
+                worker, lambda w: w.channels.loads.has_data(timeout_s)
+            ):
+                reply = self._ending_with(worker, lambda w: w.channels.loads.receive())
                 self._started[worker.rank] = _unless_refused(worker, reply)
 
-    def _with(self, worker: Worker, act: Callable[[Worker], T]) -> T:
+    def _ending_with(self, worker: Worker, act: Callable[[Worker], T]) -> T:
         try:
             return act(worker)
         except ChannelLost as error:
@@ -269,7 +271,7 @@ OFFLOADED_PATIENCE_S = 3600.0  # for a pass over a disk; one that completes no l
 class LaunchedRanks:
     """Rank 0's own executor, and the others. `ending`: what closing undoes."""
 
-    own: Executor
+    local: Executor
     ranks: "TorchRanks"
     workers: WorkerGroup
     ending: ExitStack
@@ -321,15 +323,15 @@ def launch_ranks(
 
     grid, patience_s = start.grid, start.patience_s
     with ExitStack() as ending:
-        found = _children(grid.size) if gather is None else gather(grid.size, start.files, stopping)
-        ending.push(found.ending)
-        ranks = TorchRanks(grid, 0, device_of(start.device, 0), found.meeting, patience_s)
+        channels = _children(grid.size) if gather is None else gather(grid.size, start.files, stopping)
+        ending.push(channels.ending)
+        ranks = TorchRanks(grid, 0, device_of(start.device, 0), channels.meeting, patience_s)
         ending.callback(ranks.close)
-        workers = WorkerGroup(found.workers, patience_s, found.on_stopping)
+        workers = WorkerGroup(channels.workers, patience_s, channels.on_stopping)
         ending.callback(workers.close)
         workers.watch(lambda _: ranks.end_waits())
-        workers.start(replace(start, store_port=found.store_port), stopping)
+        workers.start(replace(start, store_port=channels.store_port), stopping)
         workers.run_beside(ranks.join, stopping)
-        own = make_own(ranks)
+        local = make_own(ranks)
         addresses = workers.await_ready(stopping)
-        return LaunchedRanks(own, ranks, workers, ending.pop_all(), addresses)
+        return LaunchedRanks(local, ranks, workers, ending.pop_all(), addresses)

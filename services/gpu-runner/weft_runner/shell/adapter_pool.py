@@ -60,8 +60,8 @@ class AdapterPool:
         self.ranks: dict[int, int] = {}  # slot -> the largest width of its stacked sites
         self._host: dict[str, HostAdapter] = {}
         self._closed = False
-        self._wanted: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain names
-        self._lock = threading.Lock()  # of `_wanted`: downloads end in threads of their own
+        self._loading: Counter[str] = Counter()  # being brought here: they stay on disk, whatever an older Retain names
+        self._lock = threading.Lock()  # of `_loading`: downloads end in threads of their own
         self._to_retain: frozenset[str] | None = None
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
         self._prefetches = ThreadPoolExecutor(PREFETCHES, thread_name_prefix="adapter-prefetch")
@@ -128,7 +128,7 @@ class AdapterPool:
 
     def _build(self, load: ev.Load, files: AdapterFiles | None = None, fetch_s: float = 0.0) -> None:
         """Build from the host copy, made now if there is to be one; else from views of the file."""
-        since, digest = time.perf_counter() - fetch_s, load.digest
+        began_s, digest = time.perf_counter() - fetch_s, load.digest
         try:
             if files is not None and not load.to_host:
                 adapter = HostTensors(self._store, map_tensors(files.tensors), files.scales).build(load.pages)
@@ -140,7 +140,7 @@ class AdapterPool:
             self._fail(load, error)
             return
         host_bytes = self._host[digest].n_bytes if digest in self._host else None
-        loaded = ev.Loaded(digest, adapter.rank, adapter.n_bytes, host_bytes, time.perf_counter() - since)
+        loaded = ev.Loaded(digest, adapter.rank, adapter.n_bytes, host_bytes, time.perf_counter() - began_s)
         self._done_with(digest)
         self._report(InSlot(loaded, load.slot, adapter))
 
@@ -176,14 +176,14 @@ class AdapterPool:
 
     def _want(self, digest: str) -> None:
         with self._lock:
-            self._wanted[digest] += 1
+            self._loading[digest] += 1
 
     def _done_with(self, digest: str) -> None:
         """Count off whoever brought it here, and needs its files no more."""
         with self._lock:
-            self._wanted[digest] -= 1
-            if not self._wanted[digest]:
-                del self._wanted[digest]
+            self._loading[digest] -= 1
+            if not self._loading[digest]:
+                del self._loading[digest]
 
     def _retain(self) -> None:
         """Keep what the latest list names, and no earlier one: each reads the manifests of all that it names."""
@@ -194,8 +194,8 @@ class AdapterPool:
         self._fetched = {digest: fetched for digest, fetched in self._fetched.items() if digest in digests}
         try:
             with self._lock:
-                kept = digests | self._wanted.keys()
-            self._source.retain(kept)
+                retained = digests | self._loading.keys()
+            self._source.retain(retained)
         except (RunnerError, OSError):
             log.exception("tidying the adapter cache failed; the next change of desired adapters tries again")
 

@@ -55,10 +55,10 @@ class AdapterSeries(Collector):
     def take(self, adapters: Iterable[AdapterUse]) -> None:
         for adapter in adapters:
             on_device, in_host = adapter.tier is Tier.DEVICE, adapter.tier is Tier.HOST
-            for there, of in ((on_device, self._device), (in_host, self._host)):
-                of.pop(adapter.digest, None)
+            for there, counts in ((on_device, self._device), (in_host, self._host)):
+                counts.pop(adapter.digest, None)
                 if there:
-                    of[adapter.digest] = adapter
+                    counts[adapter.digest] = adapter
             for n_sequences, having in ((adapter.running, self._running), (adapter.waiting, self._waiting)):
                 having.pop(adapter.digest, None)
                 if n_sequences:

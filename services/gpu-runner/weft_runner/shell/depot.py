@@ -36,10 +36,18 @@ class DepotSource:
     """Blobs of the depot, cached in a folder of this runner or of several. Blocking: for threads that may wait."""
 
     def __init__(
-        self, depot_url: str, folder: Path, base_digest: str, stopping: Callable[[], bool],
-        pause: Callable[[float], None] = time.sleep, *, shared: bool = False, tls: Tls | None = None,
-        on_damaged: Callable[[], None] = lambda: None, on_full: Callable[[str], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+        self,
+        depot_url: str,
+        folder: Path,
+        base_digest: str,
+        stopping: Callable[[], bool],
+        pause: Callable[[float], None] = time.sleep,
+        *,
+        shared: bool = False,
+        tls: Tls | None = None,
+        on_damaged: Callable[[], None] = lambda: None,
+        on_full: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """`shared`: the folder is other runners' too. `on_damaged` is called from any thread for each cached file that
         was not what its digest says, `on_full` where the folder's disk has no room. Raises DataDirUnusable.
         """
@@ -53,14 +61,17 @@ class DepotSource:
                 self._blobs.retain((base_digest,))
         except OSError as error:
             raise DataDirUnusable(f"the folder of blobs {folder} cannot be written to: {error.strerror}") from error
-        self._kept, self._fetched = self._blobs.lease(), deque[Lease]()  # of the base; of adapters, of a shared folder
+        self._base_lease, self._fetched = (
+            self._blobs.lease(),
+            deque[Lease](),
+        )  # of the base; of adapters, of a shared folder
 
     def base(self, progress: ByteProgress | None = None) -> Files:
         """The base model's files by name; `progress` counts their bytes.
 
         Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid.
         """
-        lease = self._kept  # nothing runs beside it yet
+        lease = self._base_lease  # nothing runs beside it yet
         with self._disk_errors(self._base):
             manifest = self._fetch(self._base, lease, threads=cpu_quota(), progress=progress)
             if self._shared:

@@ -58,8 +58,8 @@ class Output:
 class KvStreams(Protocol):
     """Streams of KV to other runners and from them; all of it returns without waiting for one."""
 
-    def execute(self, action: ev.KvAction, ahead: int) -> None:
-        """Act on an order. `ahead`: layers of steps in flight, which are not counted yet."""
+    def execute(self, action: ev.KvAction, steps_ahead: int) -> None:
+        """Act on an order. `steps_ahead`: layers of steps in flight, which are not counted yet."""
         ...
 
     def send(self, peer: Peer, message: object) -> None: ...

@@ -118,7 +118,7 @@ def _settled(
     """Settle the offload policy with what the ranks of other hosts measured, which are gathered. `ending` ends them."""
     gathered: list[GatheredRanks] = []
 
-    def others() -> list[MachineRates]:
+    def rates() -> list[MachineRates]:
         if gather is None:
             return []
         gathered.append(gather(settings.ranks, files, stopping))
@@ -128,7 +128,7 @@ def _settled(
                 ending.callback(channel.close)
         return [worker.machine for worker in gathered[0].workers if worker.machine is not None]
 
-    settings, policy = settle_offload(settings, spec, threads, others)
+    settings, policy = settle_offload(settings, spec, threads, rates)
     return settings, policy, (lambda _size, _files, _stopping: gathered[0]) if gathered else gather
 
 
@@ -159,8 +159,10 @@ def _kv_identity(
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     profile = measure_profile(executor, limits, drafts=executor.can.drafts is not None)
     if limits.kv is not None and (memory := executor.kv_memory) is not None:
-        found = measure_kv(executor, memory, limits)
-        profile = replace(profile, layer_by_layer_tokens=found.layer_by_layer_tokens, kv_bytes_per_s=found.bytes_per_s)
+        measured = measure_kv(executor, memory, limits)
+        profile = replace(
+            profile, layer_by_layer_tokens=measured.layer_by_layer_tokens, kv_bytes_per_s=measured.bytes_per_s
+        )
     about = kv(
         best_batch=profile.best_batch, step_ms_1=round(profile.step_ms_1, 3), step_ms_best=profile.step_ms_best,
         prefill_tokens_per_s=round(profile.prefill_tokens_per_s), layer_by_layer_tokens=profile.layer_by_layer_tokens,
@@ -195,8 +197,10 @@ def batch_limits(settings: RunnerSettings) -> BatchLimits:
     Prompts leave a place to each running sequence: else those would cut the last prompt, and another pass begin it.
     """
     if settings.offload.device_bytes:
-        most, rows = settings.max_batch_tokens, settings.max_sequences
-        return BatchLimits(rows, most, batching=settings.batching, max_prompt_tokens=max(most - rows, most // 2))
+        max_tokens, rows = settings.max_batch_tokens, settings.max_sequences
+        return BatchLimits(
+            rows, max_tokens, batching=settings.batching, max_prompt_tokens=max(max_tokens - rows, max_tokens // 2)
+        )
     objective = settings.token_time_ms or inf
     return BatchLimits(settings.max_prefills, settings.max_batch_tokens, objective, settings.batching, CHUNK_TIME_MS)
 

@@ -117,10 +117,10 @@ class OfferedKv:
         keys = list(self._offered)
         return [arrival for key in keys if (arrival := self.drop(key)) is not None]
 
-    def _known(self, request_id: str, epoch: Epoch, what: str) -> OfferedSequence:
+    def _known(self, request_id: str, epoch: Epoch, subject: str) -> OfferedSequence:
         offered = self._offered.get((request_id, epoch))
         if offered is None:
-            raise BrokenOrder(f"{request_id}: {what} of an epoch that was not offered")
+            raise BrokenOrder(f"{request_id}: {subject} of an epoch that was not offered")
         return offered
 
     def _forget(self) -> None:

@@ -88,11 +88,11 @@ class KvConnection:
 
     def _pass(self, parts: Sequence[memoryview], guard: Guard | None, *, out: bool, patient: bool = False) -> bool:
         parts, left, guard = list(parts), sum(map(len, parts)), guard or Guard()
-        whole = empty = True
+        is_complete = empty = True
         while left:
             with guard as allowed:
-                if not allowed and whole:
-                    whole, nowhere = False, memoryview(ZEROS if out else bytearray(len(ZEROS)))
+                if not allowed and is_complete:
+                    is_complete, nowhere = False, memoryview(ZEROS if out else bytearray(len(ZEROS)))
                     parts = [nowhere] * -(-left // len(ZEROS))
                     parts[-1] = parts[-1][: left - (len(parts) - 1) * len(ZEROS)]
                 n_bytes = self._transmit(parts, out=out)
@@ -103,7 +103,7 @@ class KvConnection:
                 self._wait(select.POLLOUT, self._stall_ms, "takes nothing")
             elif not n_bytes:
                 self._wait(select.POLLIN, None if patient and empty else self._stall_ms, "sends nothing more")
-        return whole
+        return is_complete
 
     def _transmit(self, parts: list[memoryview], *, out: bool) -> int:
         """Pass on what goes at once; 0: nothing.
@@ -124,14 +124,14 @@ class KvConnection:
             raise KvConnectionClosed("the connection was closed")
         return got
 
-    def _wait(self, event: int, timeout_ms: float | None, what: str) -> None:
+    def _wait(self, event: int, timeout_ms: float | None, action: str) -> None:
         waiting = select.poll()
         try:
             waiting.register(self._sock, event)
         except (ValueError, OSError) as error:  # closed meanwhile
             raise KvConnectionClosed("the connection was closed") from error
         if not waiting.poll(timeout_ms):
-            raise KvConnectionClosed(f"the other end {what} for {self._stall_ms / 1e3:g} s")
+            raise KvConnectionClosed(f"the other end {action} for {self._stall_ms / 1e3:g} s")
 
     # ---- end
 
@@ -155,17 +155,17 @@ def tune(sock: socket.socket) -> None:
 
 
 def accept_until(
-    closed: threading.Event, listener: socket.socket, take: Callable[[socket.socket, Any], None], what: str
+    closed: threading.Event, listener: socket.socket, take: Callable[[socket.socket, Any], None], subject: str
 ) -> None:
     """Give each connection, with its address, to `take`, until `closed` is set; the listener is closed then."""
     while not closed.is_set():
         try:
-            taken = listener.accept()
+            connection = listener.accept()
         except OSError as error:  # no descriptors left, or it was shut down
             if not closed.wait(ACCEPT_AGAIN_S):
-                log.error("%s could not be taken", what, extra=kv(error=error))
+                log.error("%s could not be taken", subject, extra=kv(error=error))
             continue
-        take(*taken)
+        take(*connection)
     listener.close()
 
 

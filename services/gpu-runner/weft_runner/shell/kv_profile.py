@@ -53,12 +53,12 @@ def measure_kv(
     if executor.can.launches:
         return KvProfile()
     both_ways = _BothWays(executor, memory)
-    most = min(limits.batch.max_batch_tokens, limits.max_context_tokens)
+    max_tokens = min(limits.batch.max_batch_tokens, limits.max_context_tokens)
     faster: list[tuple[int, bool]] = []
     try:
-        both_ways.seconds(min(LENGTHS[0], most), limits.page_tokens, layer_by_layer=True)  # brings memory in
+        both_ways.seconds(min(LENGTHS[0], max_tokens), limits.page_tokens, layer_by_layer=True)  # brings memory in
         end, expected_s = clock() + BUDGET_S, 0.0
-        for tokens in (length for length in LENGTHS if length <= most):
+        for tokens in (length for length in LENGTHS if length <= max_tokens):
             if clock() + expected_s > end:
                 break
             began = clock()
@@ -72,7 +72,7 @@ def measure_kv(
         transfer_s = min(both_ways.transfer_s(tuple(pages)) for _ in range(REPEATS))
     finally:
         both_ways.close()
-        executor.clear_pages(list(range(-(-most // limits.page_tokens))))
+        executor.clear_pages(list(range(-(-max_tokens // limits.page_tokens))))
     return KvProfile(threshold(faster), len(pages) * memory.page_bytes / transfer_s)
 
 

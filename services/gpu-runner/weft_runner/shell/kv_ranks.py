@@ -33,24 +33,24 @@ class ShardedKvStreams:
     def __init__(self, make_own: Callable[[Post], KvStreamShell], workers: RankProcesses, post: Post) -> None:
         self._workers, self._post = workers, post
         self._transfers, self._lock = ShardedTransfers(len(workers.pids)), threading.Lock()
-        self._own = make_own(self._own_event)
+        self._local = make_own(self._own_event)
         workers.listen(self._shard_event)
 
     # ---- the engine's thread
 
-    def execute(self, action: KvAction, ahead: int = 0) -> None:
+    def execute(self, action: KvAction, steps_ahead: int = 0) -> None:
         self._forward(action)
-        self._own.execute(action, ahead)
+        self._local.execute(action, steps_ahead)
 
     def send(self, peer: Peer, message: object) -> None:
         self._forward(Send(peer, message))
-        self._own.send(peer, message)
+        self._local.send(peer, message)
 
     def step_failed(self) -> None:
         """Steps of several ranks are not run again."""
 
     def close(self) -> None:
-        self._own.close()
+        self._local.close()
 
     def _forward(self, order: KvAction | Send) -> None:
         """Send an order to the ranks. Raises ExecutorLost."""
@@ -64,19 +64,19 @@ class ShardedKvStreams:
     def _own_event(self, event: KvEvent) -> None:
         """Take an event of rank 0's own. Raises PeerError, which ends the stream that the event is of."""
         with self._lock:
-            found = self._transfers.event(event)
-        if isinstance(found, Closed) and found != event:
-            raise PeerError(found.reason)
-        if found is not None:
-            self._post(found)
+            actions = self._transfers.event(event)
+        if isinstance(actions, Closed) and actions != event:
+            raise PeerError(actions.reason)
+        if actions is not None:
+            self._post(actions)
 
     def _shard_event(self, rank: int, event: ShardComplete | ShardLost) -> None:
         with self._lock:
-            found = self._transfers.shard_event(rank, event)
-        if isinstance(found, Closed):
-            self._own.execute(Close(found.peer, found.reason))
-        if found is not None:
-            self._post(found)
+            actions = self._transfers.shard_event(rank, event)
+        if isinstance(actions, Closed):
+            self._local.execute(Close(actions.peer, actions.reason))
+        if actions is not None:
+            self._post(actions)
 
 
 class RankKv:
@@ -125,16 +125,16 @@ class RankKv:
 
 
 def rank_kv(
-    rank: int, identity: KvIdentity, place: KvPlace, memory: KvMemory, report: Callable[[Any], None], *, behind: int
+    rank: int, identity: KvIdentity, place: KvPlace, memory: KvMemory, report: Callable[[Any], None], *, waits_for: int
 ) -> RankKv:
-    """Listen `behind` ports after that of the host's first rank; where that is taken, at any that is free.
+    """Listen `waits_for` ports after that of the host's first rank; where that is taken, at any that is free.
 
     Raises AddressInUse.
     """
-    if not behind:
+    if not waits_for:
         return RankKv(rank, identity, place, memory, report)
     host, _, port = place.listen.rpartition(":")
     try:
-        return RankKv(rank, identity, replace(place, listen=f"{host}:{int(port) + behind}"), memory, report)
+        return RankKv(rank, identity, replace(place, listen=f"{host}:{int(port) + waits_for}"), memory, report)
     except (AddressInUse, OverflowError):
         return RankKv(rank, identity, replace(place, listen=f"{host}:0"), memory, report)

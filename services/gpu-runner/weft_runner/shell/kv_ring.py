@@ -63,7 +63,7 @@ class KvRing:
         return self._pass(parts, guard, to_slot=False)
 
     def _pass(self, parts: Sequence[memoryview], guard: Guard, *, to_slot: bool) -> bool:
-        parts, left, whole = list(parts), sum(map(len, parts)), True
+        parts, left, is_complete = list(parts), sum(map(len, parts)), True
         while left:
             slot, size = self._take(), min(left, SLOT_BYTES)
             with guard as allowed:
@@ -71,17 +71,17 @@ class KvRing:
                     _copy(slot[:size], parts, to_slot=to_slot)
                 elif to_slot:
                     slot[:size] = 0  # not what the slot held before
-                whole = whole and allowed
+                is_complete = is_complete and allowed
             skip(parts, size)
             self._give()
             left -= size
-        return whole
+        return is_complete
 
     def _take(self) -> Bytes:
         """The next slot, when the other end has given it. Raises KvConnectionClosed."""
         while not self._free:
             try:
-                given = len(self._signals.recv(SLOTS))
+                n_slots = len(self._signals.recv(SLOTS))
             except BlockingIOError:
                 waiting = select.poll()
                 waiting.register(self._signals, select.POLLIN)
@@ -90,9 +90,9 @@ class KvRing:
                 continue
             except (OSError, ValueError) as error:
                 raise KvConnectionClosed(f"shared memory was closed: {error}") from error
-            if not given:
+            if not n_slots:
                 raise KvConnectionClosed("shared memory was closed")
-            self._free = min(self._free + given, SLOTS)
+            self._free = min(self._free + n_slots, SLOTS)
         self._free -= 1
         slot = self._slots[self._next]
         self._next = (self._next + 1) % SLOTS
@@ -200,7 +200,7 @@ class RingListener:
         """Forget the rings that nobody has claimed in time, and the oldest beyond the bound."""
         with self._lock:
             now = time.monotonic()
-            late = [token for token, (until, _) in self._unclaimed.items() if until < now or all_of_them]
+            late = [token for token, (deadline, _) in self._unclaimed.items() if deadline < now or all_of_them]
             oldest = list(self._unclaimed)[: max(0, len(self._unclaimed) - UNCLAIMED + 1)]
             for token in {*late, *oldest}:
                 self._unclaimed.pop(token)[1].close()

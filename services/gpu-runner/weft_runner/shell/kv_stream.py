@@ -270,9 +270,9 @@ class KvSender(KvStream):
 
     # ---- the engine's thread
 
-    def send_pages(self, order: SendKv, fence: Any, ahead: int) -> None:
-        """`fence`: after what was written so far. `ahead`: layers of steps in flight, not counted yet."""
-        job = Job(order, fence, self._progress.count + ahead if order.layer_by_layer else None)
+    def send_pages(self, order: SendKv, fence: Any, steps_ahead: int) -> None:
+        """`fence`: after what was written so far. `steps_ahead`: layers of steps in flight, not counted yet."""
+        job = Job(order, fence, self._progress.count + steps_ahead if order.layer_by_layer else None)
         with self._lock:
             transfer = self._transfers.setdefault(job.key, KvTransfer(time.monotonic()))
         transfer.layer_wise = transfer.layer_wise or order.layer_by_layer
@@ -350,9 +350,9 @@ class KvSender(KvStream):
             channel.send_frame(KV_FROM_SENDER.encode(named).SerializeToString())
             assert self._payload is not None
             began = time.perf_counter()
-            whole = self._payload.send(parts, job)
+            is_complete = self._payload.send(parts, job)
             self._count_bytes(self._payload.carrier, n_bytes, time.perf_counter() - began)
-            if not whole:
+            if not is_complete:
                 return False
         return True
 
@@ -470,8 +470,8 @@ def pieces(
     window: KvWindow, pages: tuple[int, ...], first_layer: int, layers: int
 ) -> Iterator[tuple[int, tuple[int, ...], int, int]]:
     """(index of the first page, pages, first layer, layers) of pieces that are small enough, page by page."""
-    most = max(1, window.piece_bytes // window.layer_bytes)  # layers of single pages
-    at_once, layers_at_once = max(1, most // layers), min(layers, most)
+    max_layers = max(1, window.piece_bytes // window.layer_bytes)  # layers of single pages
+    at_once, layers_at_once = max(1, max_layers // layers), min(layers, max_layers)
     for at in range(0, len(pages), at_once):
         for layer in range(first_layer, first_layer + layers, layers_at_once):
             count = min(layers_at_once, first_layer + layers - layer)

@@ -72,9 +72,9 @@ class KvSwapper:
             self._copies.pop(order.number, None)
             self._report(SwapDone(order.number, len(order.pages), seconds))
 
-    def _copy(self, order: SwapOut | SwapIn, some: slice, fence: Any) -> None:
+    def _copy(self, order: SwapOut | SwapIn, part: slice, fence: Any) -> None:
         is_out = isinstance(order, SwapOut)
-        for host in order.hosts[some] if is_out else ():  # a copy back fails where a page is missing
+        for host in order.hosts[part] if is_out else ():  # a copy back fails where a page is missing
             self._host[host] = self._spare.pop() if self._spare else self._memory.host_page()
         transfer = self._memory.copy_out if is_out else self._memory.copy_in
-        transfer(order.pages[some], [self._host[host] for host in order.hosts[some]], fence)
+        transfer(order.pages[part], [self._host[host] for host in order.hosts[part]], fence)

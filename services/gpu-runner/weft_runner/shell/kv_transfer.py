@@ -81,8 +81,8 @@ class KvStreamShell:
 
     # ---- the engine's thread
 
-    def execute(self, action: KvAction, ahead: int = 0) -> None:
-        """Act on an order of the machine, waiting for no socket. `ahead`: layers of steps in flight, not counted yet.
+    def execute(self, action: KvAction, steps_ahead: int = 0) -> None:
+        """Execute an order of the machine without waiting for sockets. `steps_ahead`: layers of steps in flight.
 
         Where its stream is over it is dropped.
         """
@@ -90,7 +90,7 @@ class KvStreamShell:
             case OpenKvStream(), before:
                 self._open(action, before)
             case SendKv(), KvSender() as stream:
-                stream.send_pages(action, self._memory.fence(), ahead)
+                stream.send_pages(action, self._memory.fence(), steps_ahead)
             case ReceiveKv(), KvReceiver() as stream:
                 stream.expect(action, self._memory.fence())
             case DropKv(), KvStream() as stream:
@@ -126,9 +126,9 @@ class KvStreamShell:
         for stream in streams:
             stream.join(CLOSE_S)
 
-    def _open(self, order: OpenKvStream, before: KvStream | None) -> None:
-        if before is not None:
-            before.close("opened again")
+    def _open(self, order: OpenKvStream, previous: KvStream | None) -> None:
+        if previous is not None:
+            previous.close("opened again")
         try:
             window = self._memory.window()
         except (MemoryError, RuntimeError) as error:
@@ -235,8 +235,8 @@ def kv_address(listen: str, advertise: str) -> str:
     return f"{host}:{port}"
 
 
-def secure_end(sock: socket.socket, tls: Tls | None, namespace: str, what: str, *, server: bool) -> socket.socket:
-    """Put TLS around a connection where there is any, and check the other end. `what`: it asks for.
+def secure_end(sock: socket.socket, tls: Tls | None, namespace: str, subject: str, *, server: bool) -> socket.socket:
+    """Put TLS around a connection where there is any, and check the other end. `subject`: it asks for.
 
     Raises OSError; NotOfThisPool, with the connection closed, unless the other end is a runner that may speak for pools
     of that namespace.
@@ -246,18 +246,18 @@ def secure_end(sock: socket.socket, tls: Tls | None, namespace: str, what: str, 
     context = tls.server_context() if server else tls.client_context("runner")
     secure = context.wrap_socket(sock, server_side=server)
     try:
-        _check_certificate(secure, namespace, what)
+        _check_certificate(secure, namespace, subject)
     except PeerError:
         secure.close()
         raise
     return secure
 
 
-def _check_certificate(secure: ssl.SSLSocket, namespace: str, what: str) -> None:
-    given = secure.getpeercert() or {}
-    names = [str(value) for kind, value in given.get("subjectAltName", ()) if kind == "DNS"]  # pyright: ignore[reportGeneralTypeIssues]
-    if (why := refusal(roles_of(names), KV_CALLERS, what)) is not None:
-        raise NotOfThisPool(why)
+def _check_certificate(secure: ssl.SSLSocket, namespace: str, subject: str) -> None:
+    certificate = secure.getpeercert() or {}
+    names = [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]  # pyright: ignore[reportGeneralTypeIssues]
+    if (message := refusal(roles_of(names), KV_CALLERS, subject)) is not None:
+        raise NotOfThisPool(message)
     namespaces = pool_namespaces_of(names)
     if namespaces and namespace not in namespaces:
         raise NotOfThisPool(f"its certificate is for runners of {', '.join(sorted(namespaces))}, not of {namespace}")

@@ -82,7 +82,7 @@ class FigureSource:
     def waiting(self) -> int:
         """Count sequences that have not begun, those whose KV or earlier prompt is on its way here included."""
         pool, swaps = self.pool, tuple(self.pool.swap.by_key.values())
-        waiting = sum(one.phase is SequencePhase.WAITING for one in tuple(pool.sequences.values()))
+        waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in tuple(pool.sequences.values()))
         return waiting + sum(swap.is_new for swap in swaps) + len(pool.hand_over.kv.incoming)
 
     @property
@@ -97,7 +97,7 @@ class Figure(Generic[S]):
     `labels`: beside those that all of vLLM's have, unless `engine` is among them.
     """
 
-    own: str | None
+    own_name: str | None
     vllm: str | None
     kind: type[Gauge] | type[Counter] | type[Histogram]
     text: str
@@ -113,187 +113,467 @@ def _both_ways(out: float, back: float) -> Samples:
 _COPIED = "copied to host memory (out) and back (in)"
 FIGURES: tuple[Figure[FigureSource], ...] = (
     # ---- what the engine does
-    Figure("iterations", None, Gauge, "Iterations since start", lambda of: of.figures.iterations),
-    Figure("forwards", None, Gauge, "Forward passes since start", lambda of: of.figures.forwards),
+    Figure("iterations", None, Gauge, "Iterations since start", lambda source: source.figures.iterations),
+    Figure("forwards", None, Gauge, "Forward passes since start", lambda source: source.figures.forwards),
     Figure("busy_seconds", None, Counter, "Time in iterations that ran a batch, from scheduling to accounting"),
     Figure("batch_rows", None, Histogram, "Rows of an iteration", buckets=_ROWS),
     Figure("batch_adapters", None, Histogram, "Distinct adapters of an iteration", buckets=(0, *_ROWS)),
-    Figure("batch_rows_held", None, Counter,
+    Figure(
+        "batch_rows_held",
+        None,
+        Counter,
         "Batch rows held out of iterations beside interactive ones, for the token time, summed",
-        lambda of: of.pool.scheduler.held_rows),
+        lambda source: source.pool.scheduler.held_rows,
+    ),
     Figure(None, "iteration_tokens_total", Histogram, "Tokens of an iteration", buckets=_ITERATION_TOKENS),
     Figure("tokens", "generation_tokens", Counter, "Tokens emitted"),
-    Figure(None, "spec_decode_num_drafts", Counter, "Rows of steps with a draft",
-        lambda of: of.pool.scheduler.drafter.figures.drafts),
-    Figure(None, "spec_decode_num_draft_tokens", Counter, "Drafted tokens",
-        lambda of: of.pool.scheduler.drafter.figures.guesses),
-    Figure(None, "spec_decode_num_accepted_tokens", Counter, "Drafted tokens that were right",
-        lambda of: of.pool.scheduler.drafter.figures.accepted),
+    Figure(
+        None,
+        "spec_decode_num_drafts",
+        Counter,
+        "Rows of steps with a draft",
+        lambda source: source.pool.scheduler.drafter.figures.drafts,
+    ),
+    Figure(
+        None,
+        "spec_decode_num_draft_tokens",
+        Counter,
+        "Drafted tokens",
+        lambda source: source.pool.scheduler.drafter.figures.guesses,
+    ),
+    Figure(
+        None,
+        "spec_decode_num_accepted_tokens",
+        Counter,
+        "Drafted tokens that were right",
+        lambda source: source.pool.scheduler.drafter.figures.accepted,
+    ),
     Figure(None, "prompt_tokens", Counter, "Prompt tokens, once they are in KV"),
     Figure(None, "prompt_tokens_cached", Counter, "Of these those that were reused, not computed"),
-    Figure(None, "prompt_tokens_cached_by_source", Counter,
+    Figure(
+        None,
+        "prompt_tokens_cached_by_source",
+        Counter,
         "Tokens found among earlier prompts, by the memory they were in",
-        lambda of: {("device",): of.pool.reuse.device_tokens, ("host",): of.pool.reuse.host_tokens},
-        labels=("source",)),
-    Figure(None, "inter_token_latency_seconds", Histogram, "Time between two tokens of a sequence",
-        lambda of: of.pool.token_times.gaps),
+        lambda source: {("device",): source.pool.reuse.device_tokens, ("host",): source.pool.reuse.host_tokens},
+        labels=("source",),
+    ),
+    Figure(
+        None,
+        "inter_token_latency_seconds",
+        Histogram,
+        "Time between two tokens of a sequence",
+        lambda source: source.pool.token_times.gaps,
+    ),
     # ---- sequences
-    Figure(None, "num_requests_running", Gauge, "Sequences running", lambda of: of.running),
-    Figure(None, "num_requests_waiting", Gauge, "Sequences waiting on this runner", lambda of: of.waiting),
-    Figure(None, "num_requests_waiting_by_reason", Gauge,
+    Figure(None, "num_requests_running", Gauge, "Sequences running", lambda source: source.running),
+    Figure(None, "num_requests_waiting", Gauge, "Sequences waiting on this runner", lambda source: source.waiting),
+    Figure(
+        None,
+        "num_requests_waiting_by_reason",
+        Gauge,
         "Sequences waiting on this runner: deferred, for an adapter or KV; what waits for capacity has no runner",
-        lambda of: {("capacity",): 0, ("deferred",): of.waiting}, labels=("reason",)),
-    Figure("sequences_paused", None, Gauge, "Sequences paused for want of a page",
-        lambda of: len(of.pool.reservations.paused)),
-    Figure("stalled_sequence_seconds", None, Counter,
+        lambda source: {("capacity",): 0, ("deferred",): source.waiting},
+        labels=("reason",),
+    ),
+    Figure(
+        "sequences_paused",
+        None,
+        Gauge,
+        "Sequences paused for want of a page",
+        lambda source: len(source.pool.reservations.paused),
+    ),
+    Figure(
+        "stalled_sequence_seconds",
+        None,
+        Counter,
         "Time for which sequences were paused or swapped for want of pages, summed",
-        lambda of: of.pool.preemption.stalled_s),
-    Figure("reservation_doublings", None, Gauge, "Reservations doubled since start", lambda of: of.figures.doublings),
+        lambda source: source.pool.preemption.stalled_s,
+    ),
+    Figure(
+        "reservation_doublings",
+        None,
+        Gauge,
+        "Reservations doubled since start",
+        lambda source: source.figures.doublings,
+    ),
     Figure("ended", None, Counter, "Sequences the runner gave up, by reason", labels=("reason",)),
     Figure("no_capacity", None, Counter, "Starts answered with NoCapacity, by reason", labels=("reason",)),
-    Figure("draining", None, Gauge, "1 while the runner gives its sequences back", lambda of: of.figures.draining),
-    Figure("role", None, Gauge, "1: the role that it has now",
-        lambda of: {} if of.status is None else {(role.value,): role is of.figures.role for role in RunnerRole},
-        labels=("role",)),
-    Figure(None, "num_preemptions", Counter, "Sequences that lost their place for want of memory",
-        lambda of: of.pool.preemption.preemptions),
-    Figure(None, "request_success", Counter,
+    Figure(
+        "draining", None, Gauge, "1 while the runner gives its sequences back", lambda source: source.figures.draining
+    ),
+    Figure(
+        "role",
+        None,
+        Gauge,
+        "1: the role that it has now",
+        lambda source: (
+            {} if source.status is None else {(role.value,): role is source.figures.role for role in RunnerRole}
+        ),
+        labels=("role",),
+    ),
+    Figure(
+        None,
+        "num_preemptions",
+        Counter,
+        "Sequences that lost their place for want of memory",
+        lambda source: source.pool.preemption.preemptions,
+    ),
+    Figure(
+        None,
+        "request_success",
+        Counter,
         "Requests that finished here, by reason: stop, length, abort (the client left), error",
-        labels=("finished_reason",)),
+        labels=("finished_reason",),
+    ),
     Figure(None, "time_to_first_token_seconds", Histogram, "Arrival to first token", buckets=_SECONDS_TO_FIRST),
-    Figure(None, "request_time_per_output_token_seconds", Histogram,
-        "A request's mean time of a token after the first", buckets=GAP_BUCKETS),
+    Figure(
+        None,
+        "request_time_per_output_token_seconds",
+        Histogram,
+        "A request's mean time of a token after the first",
+        buckets=GAP_BUCKETS,
+    ),
     Figure(None, "e2e_request_latency_seconds", Histogram, "Arrival to end", buckets=_SECONDS),
-    Figure(None, "request_queue_time_seconds", Histogram, "Arrival to first iteration, an adapter's load included",
-        buckets=_SECONDS),
+    Figure(
+        None,
+        "request_queue_time_seconds",
+        Histogram,
+        "Arrival to first iteration, an adapter's load included",
+        buckets=_SECONDS,
+    ),
     Figure(None, "request_inference_time_seconds", Histogram, "First iteration to end", buckets=_SECONDS),
     Figure(None, "request_prefill_time_seconds", Histogram, "First iteration to first token", buckets=_SECONDS),
     Figure(None, "request_decode_time_seconds", Histogram, "First token to end", buckets=_SECONDS),
     Figure(None, "request_prompt_tokens", Histogram, "Prompt tokens of a request", buckets=_TOKENS),
     Figure(None, "request_generation_tokens", Histogram, "Tokens of an answer", buckets=_TOKENS),
     Figure(None, "request_params_max_tokens", Histogram, "max_tokens of a request", buckets=_TOKENS),
-    Figure(None, "request_num_preemptions", Histogram, "How often a request lost its place on this runner",
-        buckets=_PREEMPTIONS),
+    Figure(
+        None,
+        "request_num_preemptions",
+        Histogram,
+        "How often a request lost its place on this runner",
+        buckets=_PREEMPTIONS,
+    ),
     # ---- KV
-    Figure("kv_pages_free", None, Gauge, "KV pages that a newcomer can have", lambda of: of.figures.free_pages),
-    Figure("kv_pages_used", None, Gauge, "KV pages that hold tokens", lambda of: of.figures.used_pages),
-    Figure("kv_pages_adapters", None, Gauge, "KV pages of adapters in use, pinned or being loaded",
-        lambda of: of.figures.adapter_pages),
-    Figure("kv_pages_grown", None, Gauge, "Pages granted in place since start", lambda of: of.figures.grown_pages),
-    Figure(None, "kv_cache_usage_perc", Gauge, "KV use, 0..1", lambda of: of.usage),
-    Figure(None, "gpu_cache_usage_perc", Gauge, "KV use, 0..1: its older name", lambda of: of.usage),
-    Figure(None, "cache_config_info", Gauge, "1: tokens of a page of KV, and how many pages there are",
-        lambda of: {(str(of.pool.limits.page_tokens), str(of.pool.limits.total_pages), ENGINE): 1} if of.built else {},
-        labels=("block_size", "num_gpu_blocks", "engine")),
-    Figure("swapped_sequences", None, Gauge, "Sequences whose KV is in host memory, or on the way there or back",
-        lambda of: of.pool.swap.num_swapped_out),
-    Figure("swapped_pages", None, Gauge, "KV pages of sequences in host memory", lambda of: of.pool.swap.host_pages),
-    Figure("swapped_bytes", None, Counter, f"Bytes of KV of preempted sequences {_COPIED}",
-        lambda of: _both_ways(of.pool.swap.out_bytes, of.pool.swap.in_bytes), labels=("direction",)),
-    Figure("swap_copy_seconds", None, Counter, "Time that copies of KV to host memory and back took",
-        lambda of: of.pool.swap.copy_s),
-    Figure("handed_over", None, Counter, "Sequences that another runner has taken over with their KV",
-        lambda of: of.pool.hand_over.handed_over),
-    Figure("received", None, Counter, "Sequences that came with their KV from another runner",
-        lambda of: of.pool.hand_over.received),
-    Figure("kv_lost", None, Counter, "Sequences whose KV did not get from one runner to the other",
-        lambda of: of.pool.hand_over.lost),
-    Figure("kv_bytes", None, Counter, "Bytes of KV sent to other runners (out) and received (in), by carrier",
-        labels=("direction", "carrier")),
-    Figure("kv_seconds", None, Counter, "Time in which these bytes were written to carriers, or read",
-        labels=("direction", "carrier")),
-    Figure("kv_transfers", None, Counter,
+    Figure("kv_pages_free", None, Gauge, "KV pages that a newcomer can have", lambda source: source.figures.free_pages),
+    Figure("kv_pages_used", None, Gauge, "KV pages that hold tokens", lambda source: source.figures.used_pages),
+    Figure(
+        "kv_pages_adapters",
+        None,
+        Gauge,
+        "KV pages of adapters in use, pinned or being loaded",
+        lambda source: source.figures.adapter_pages,
+    ),
+    Figure(
+        "kv_pages_grown", None, Gauge, "Pages granted in place since start", lambda source: source.figures.grown_pages
+    ),
+    Figure(None, "kv_cache_usage_perc", Gauge, "KV use, 0..1", lambda source: source.usage),
+    Figure(None, "gpu_cache_usage_perc", Gauge, "KV use, 0..1: its older name", lambda source: source.usage),
+    Figure(
+        None,
+        "cache_config_info",
+        Gauge,
+        "1: tokens of a page of KV, and how many pages there are",
+        lambda source: (
+            {(str(source.pool.limits.page_tokens), str(source.pool.limits.total_pages), ENGINE): 1}
+            if source.built
+            else {}
+        ),
+        labels=("block_size", "num_gpu_blocks", "engine"),
+    ),
+    Figure(
+        "swapped_sequences",
+        None,
+        Gauge,
+        "Sequences whose KV is in host memory, or on the way there or back",
+        lambda source: source.pool.swap.num_swapped_out,
+    ),
+    Figure(
+        "swapped_pages", None, Gauge, "KV pages of sequences in host memory", lambda source: source.pool.swap.host_pages
+    ),
+    Figure(
+        "swapped_bytes",
+        None,
+        Counter,
+        f"Bytes of KV of preempted sequences {_COPIED}",
+        lambda source: _both_ways(source.pool.swap.out_bytes, source.pool.swap.in_bytes),
+        labels=("direction",),
+    ),
+    Figure(
+        "swap_copy_seconds",
+        None,
+        Counter,
+        "Time that copies of KV to host memory and back took",
+        lambda source: source.pool.swap.copy_s,
+    ),
+    Figure(
+        "handed_over",
+        None,
+        Counter,
+        "Sequences that another runner has taken over with their KV",
+        lambda source: source.pool.hand_over.handed_over,
+    ),
+    Figure(
+        "received",
+        None,
+        Counter,
+        "Sequences that came with their KV from another runner",
+        lambda source: source.pool.hand_over.received,
+    ),
+    Figure(
+        "kv_lost",
+        None,
+        Counter,
+        "Sequences whose KV did not get from one runner to the other",
+        lambda source: source.pool.hand_over.lost,
+    ),
+    Figure(
+        "kv_bytes",
+        None,
+        Counter,
+        "Bytes of KV sent to other runners (out) and received (in), by carrier",
+        labels=("direction", "carrier"),
+    ),
+    Figure(
+        "kv_seconds",
+        None,
+        Counter,
+        "Time in which these bytes were written to carriers, or read",
+        labels=("direction", "carrier"),
+    ),
+    Figure(
+        "kv_transfers",
+        None,
+        Counter,
         "Sequences whose KV was sent or received, by result; layers: sent as they were computed, or after that",
-        labels=("direction", "result", "layers")),
-    Figure("kv_transfer_seconds", None, Counter, "Time of these from the first page or acceptance to the end",
-        labels=("direction",)),
+        labels=("direction", "result", "layers"),
+    ),
+    Figure(
+        "kv_transfer_seconds",
+        None,
+        Counter,
+        "Time of these from the first page or acceptance to the end",
+        labels=("direction",),
+    ),
     # ---- earlier prompts
-    Figure("prefix_reused_tokens", None, Counter, "Tokens found in pages of earlier requests, not computed again",
-        lambda of: of.figures.prefix_reused_tokens),
-    Figure("prefix_reused_host_tokens", None, Counter, "Of the tokens reused those from host memory",
-        lambda of: of.pool.reuse.host_tokens),
-    Figure("prefix_host_pages", None, Gauge, "KV pages of earlier prompts in host memory",
-        lambda of: len(of.pool.host_prefixes)),
-    Figure("prefix_swapped_bytes", None, Counter, f"Bytes of KV of earlier requests {_COPIED}",
-        lambda of: _both_ways(of.pool.host_prefixes.out_bytes, of.pool.swap.prefix_in_bytes), labels=("direction",)),
-    Figure(None, "prefix_cache_queries", Counter, "Tokens looked up among earlier prompts",
-        lambda of: of.pool.reuse.queried),
-    Figure(None, "prefix_cache_hits", Counter, "Of these those that were found",
-        lambda of: of.figures.prefix_reused_tokens),
+    Figure(
+        "prefix_reused_tokens",
+        None,
+        Counter,
+        "Tokens found in pages of earlier requests, not computed again",
+        lambda source: source.figures.prefix_reused_tokens,
+    ),
+    Figure(
+        "prefix_reused_host_tokens",
+        None,
+        Counter,
+        "Of the tokens reused those from host memory",
+        lambda source: source.pool.reuse.host_tokens,
+    ),
+    Figure(
+        "prefix_host_pages",
+        None,
+        Gauge,
+        "KV pages of earlier prompts in host memory",
+        lambda source: len(source.pool.host_prefixes),
+    ),
+    Figure(
+        "prefix_swapped_bytes",
+        None,
+        Counter,
+        f"Bytes of KV of earlier requests {_COPIED}",
+        lambda source: _both_ways(source.pool.host_prefixes.out_bytes, source.pool.swap.prefix_in_bytes),
+        labels=("direction",),
+    ),
+    Figure(
+        None,
+        "prefix_cache_queries",
+        Counter,
+        "Tokens looked up among earlier prompts",
+        lambda source: source.pool.reuse.queried,
+    ),
+    Figure(
+        None,
+        "prefix_cache_hits",
+        Counter,
+        "Of these those that were found",
+        lambda source: source.figures.prefix_reused_tokens,
+    ),
     # ---- adapters
-    Figure("adapters_resident", None, Gauge, "Adapters on the device",
-        lambda of: sum(adapter.resident for adapter in tuple(of.pool.adapters.slots.by_slot.values()))),
-    Figure("adapters_known", None, Gauge, "Adapters known", lambda of: len(of.pool.adapters.adapters)),
-    Figure(None, "max_gpu_lora_adapters", Gauge, "Adapters that the device can hold at a time",
-        lambda of: of.pool.limits.max_adapters),
-    Figure(None, "lora_adapter_load_seconds", Histogram,
+    Figure(
+        "adapters_resident",
+        None,
+        Gauge,
+        "Adapters on the device",
+        lambda source: sum(adapter.resident for adapter in tuple(source.pool.adapters.slots.by_slot.values())),
+    ),
+    Figure("adapters_known", None, Gauge, "Adapters known", lambda source: len(source.pool.adapters.adapters)),
+    Figure(
+        None,
+        "max_gpu_lora_adapters",
+        Gauge,
+        "Adapters that the device can hold at a time",
+        lambda source: source.pool.limits.max_adapters,
+    ),
+    Figure(
+        None,
+        "lora_adapter_load_seconds",
+        Histogram,
         "Adapters brought nearer: load to disk or host, activate to the device",
-        labels=("transition",), buckets=_LOAD_SECONDS),
+        labels=("transition",),
+        buckets=_LOAD_SECONDS,
+    ),
     Figure("corrupt_artifacts", None, Counter, "Files of the disk cache that were damaged, and fetched again"),
     # ---- what the runner measured of itself
-    Figure("best_batch_sequences", None, Gauge, "Sequences that it runs best, as it measured at start; 0: not",
-        lambda of: of.profile.best_batch if of.profile else 0),
-    Figure("profiled_step_seconds", None, Gauge, "Iteration by rows, as measured at start",
-        lambda of: {(str(time.rows),): time.ms / 1e3 for time in of.profile.decode} if of.profile else {},
-        labels=("rows",)),
-    Figure("kv_layer_by_layer_tokens", None, Gauge,
+    Figure(
+        "best_batch_sequences",
+        None,
+        Gauge,
+        "Sequences that it runs best, as it measured at start; 0: not",
+        lambda source: source.profile.best_batch if source.profile else 0,
+    ),
+    Figure(
+        "profiled_step_seconds",
+        None,
+        Gauge,
+        "Iteration by rows, as measured at start",
+        lambda source: {(str(time.rows),): time.ms / 1e3 for time in source.profile.decode} if source.profile else {},
+        labels=("rows",),
+    ),
+    Figure(
+        "kv_layer_by_layer_tokens",
+        None,
+        Gauge,
         "Prompt tokens from which on KV is sent as it is computed; +Inf: never",
-        lambda of: of.profile.layer_by_layer_tokens if of.profile else 0),
-    Figure("profiled_kv_bytes_per_second", None, Gauge, "KV to another runner, as measured at start; 0: not",
-        lambda of: of.profile.kv_bytes_per_s if of.profile else 0),
-    Figure("profiled_prefill_tokens_per_second", None, Gauge, "Prompt tokens, as measured at start",
-        lambda of: of.profile.prefill_tokens_per_s if of.profile else 0),
-)  # fmt: skip
+        lambda source: source.profile.layer_by_layer_tokens if source.profile else 0,
+    ),
+    Figure(
+        "profiled_kv_bytes_per_second",
+        None,
+        Gauge,
+        "KV to another runner, as measured at start; 0: not",
+        lambda source: source.profile.kv_bytes_per_s if source.profile else 0,
+    ),
+    Figure(
+        "profiled_prefill_tokens_per_second",
+        None,
+        Gauge,
+        "Prompt tokens, as measured at start",
+        lambda source: source.profile.prefill_tokens_per_s if source.profile else 0,
+    ),
+)
 
 
-def _places(of: OffloadFigures) -> Samples:
-    n_bytes = of.resident_bytes, of.host_bytes, of.streamed_bytes, of.ring_bytes
+def _places(figures: OffloadFigures) -> Samples:
+    n_bytes = figures.resident_bytes, figures.host_bytes, figures.streamed_bytes, figures.ring_bytes
     return {(place,): value for place, value in zip(("memory", "host", "disk", "ring"), n_bytes, strict=True)}
 
 
-def _token_seconds(of: OffloadFigures) -> Samples:
-    if (found := of.accuracy) is None:
+def _token_seconds(figures: OffloadFigures) -> Samples:
+    if (accuracy := figures.accuracy) is None:
         return {}
-    return {("predicted",): found.token_predicted_s, ("measured",): found.token_measured_s, ("alone",): found.alone_s}
+    return {
+        ("predicted",): accuracy.token_predicted_s,
+        ("measured",): accuracy.token_measured_s,
+        ("alone",): accuracy.alone_s,
+    }
 
 
 def _page_figures(
-    name: str, what: str, pages: Callable[[OffloadFigures], TierFigures]
+    name: str, content: str, pages: Callable[[OffloadFigures], TierFigures]
 ) -> tuple[Figure[OffloadFigures], ...]:
     return (
-        Figure(f"offload_{name}_read_bytes", None, Counter,
-            f"Bytes of {what} read from disk, or copied from the host to a GPU", lambda of: pages(of).read_bytes),
-        Figure(f"offload_{name}_written_bytes", None, Counter,
-            f"Bytes of {what} written to disk, or copied from a GPU to its host", lambda of: pages(of).written_bytes),
-        Figure(f"offload_{name}_wait_seconds", None, Counter, f"Time for which steps waited for {what}",
-            lambda of: pages(of).waited_s),
-    )  # fmt: skip
+        Figure(
+            f"offload_{name}_read_bytes",
+            None,
+            Counter,
+            f"Bytes of {content} read from disk, or copied from the host to a GPU",
+            lambda source: pages(source).read_bytes,
+        ),
+        Figure(
+            f"offload_{name}_written_bytes",
+            None,
+            Counter,
+            f"Bytes of {content} written to disk, or copied from a GPU to its host",
+            lambda source: pages(source).written_bytes,
+        ),
+        Figure(
+            f"offload_{name}_wait_seconds",
+            None,
+            Counter,
+            f"Time for which steps waited for {content}",
+            lambda source: pages(source).waited_s,
+        ),
+    )
 
 
 OFFLOAD_FIGURES: tuple[Figure[OffloadFigures], ...] = (  # of each stage of a pipeline, where weights come from disk
-    Figure("offload_weight_bytes", None, Gauge,
-        "Bytes of weights by place: memory (a GPU's if any), host, disk (read in each pass), ring", _places,
-        labels=("place",)),
-    Figure("offload_planned_pass_seconds", None, Gauge, "Pass without prompts, by the plan; 0: none",
-        lambda of: of.planned_pass_s),
-    Figure("offload_token_seconds", None, Gauge,
+    Figure(
+        "offload_weight_bytes",
+        None,
+        Gauge,
+        "Bytes of weights by place: memory (a GPU's if any), host, disk (read in each pass), ring",
+        _places,
+        labels=("place",),
+    ),
+    Figure(
+        "offload_planned_pass_seconds",
+        None,
+        Gauge,
+        "Pass without prompts, by the plan; 0: none",
+        lambda source: source.planned_pass_s,
+    ),
+    Figure(
+        "offload_token_seconds",
+        None,
+        Gauge,
         "A token of each running sequence, lately, predicted and measured; alone: of one request, predicted",
-        _token_seconds, labels=("of",)),
-    Figure("offload_read_bytes", None, Counter, "Bytes of weights read from disk", lambda of: of.stream.read_bytes),
-    Figure("offload_copied_bytes", None, Counter, "Bytes of weights copied to a GPU",
-        lambda of: of.stream.copied_bytes),
-    Figure("offload_reading_seconds", None, Counter, "Time in which at least one read was under way",
-        lambda of: of.stream.reading_s),
-    Figure("offload_wait_seconds", None, Counter, "Time for which steps waited for weights",
-        lambda of: of.stream.waited_s),
-    *_page_figures("kv", "KV", lambda of: of.kv),
-    *_page_figures("activations", "activations", lambda of: of.activations),
-    Figure("offload_step_seconds", None, Counter, "Time of steps", lambda of: of.step_s),
-    Figure("offload_predicted_seconds", None, Counter, "Time that steps should have taken by the cost model",
-        lambda of: of.accuracy.predicted_s if of.accuracy else 0),
-    Figure("offload_measured_seconds", None, Counter, "Time of steps that were predicted",
-        lambda of: of.accuracy.measured_s if of.accuracy else 0),
-)  # fmt: skip
+        _token_seconds,
+        labels=("of",),
+    ),
+    Figure(
+        "offload_read_bytes", None, Counter, "Bytes of weights read from disk", lambda source: source.stream.read_bytes
+    ),
+    Figure(
+        "offload_copied_bytes",
+        None,
+        Counter,
+        "Bytes of weights copied to a GPU",
+        lambda source: source.stream.copied_bytes,
+    ),
+    Figure(
+        "offload_reading_seconds",
+        None,
+        Counter,
+        "Time in which at least one read was under way",
+        lambda source: source.stream.reading_s,
+    ),
+    Figure(
+        "offload_wait_seconds",
+        None,
+        Counter,
+        "Time for which steps waited for weights",
+        lambda source: source.stream.waited_s,
+    ),
+    *_page_figures("kv", "KV", lambda source: source.kv),
+    *_page_figures("activations", "activations", lambda source: source.activations),
+    Figure("offload_step_seconds", None, Counter, "Time of steps", lambda source: source.step_s),
+    Figure(
+        "offload_predicted_seconds",
+        None,
+        Counter,
+        "Time that steps should have taken by the cost model",
+        lambda source: source.accuracy.predicted_s if source.accuracy else 0,
+    ),
+    Figure(
+        "offload_measured_seconds",
+        None,
+        Counter,
+        "Time of steps that were predicted",
+        lambda source: source.accuracy.measured_s if source.accuracy else 0,
+    ),
+)
 
 
 def _family(row: Figure[Any], name: str, labels: tuple[str, ...], read: Mapping[tuple[str, ...], Value]) -> Metric:
@@ -326,7 +606,7 @@ class OffloadSeries(Collector):
         for row in OFFLOAD_FIGURES:
             if row.read is not None:
                 read = {(str(stage),): row.read(figures) for stage, figures in enumerate(stages)}
-                yield _family(row, f"weft_runner_{row.own}", ("stage", *row.labels), read)
+                yield _family(row, f"weft_runner_{row.own_name}", ("stage", *row.labels), read)
 
 
 class RunnerMetrics(Collector):
@@ -336,7 +616,7 @@ class RunnerMetrics(Collector):
         """`model`: the name that the base is served under, as vLLM labels its own."""
         self._registry, self._of_vllm = registry, (model, ENGINE)
         self._source = FigureSource(RequestPool(_NONE))
-        self._fed = {row.own or row.vllm or "": self._made(row) for row in FIGURES if row.read is None}
+        self._fed = {row.own_name or row.vllm or "": self._made(row) for row in FIGURES if row.read is None}
         self.adapters = AdapterSeries(self._of_vllm)
         registry.register(self.adapters)
         registry.register(self)
@@ -380,8 +660,8 @@ class RunnerMetrics(Collector):
 
     def _names(self, row: Figure[FigureSource]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """Give each name of a row with its labels, and values of those that all rows of vLLM's have."""
-        if row.own is not None:
-            yield f"weft_runner_{row.own}", row.labels, ()
+        if row.own_name is not None:
+            yield f"weft_runner_{row.own_name}", row.labels, ()
         if row.vllm is not None:
             common = "engine" not in row.labels
             yield f"vllm:{row.vllm}", (*LABELS, *row.labels) if common else row.labels, self._of_vllm if common else ()
@@ -400,11 +680,11 @@ class RunnerMetrics(Collector):
     def count(self, name: str, value: float = 1, *labels: str) -> None:
         """Add to a row that counts events, with the values of its labels. Any thread."""
         for metric, values in self._fed[name]:
-            one = metric.labels(*values, *labels) if labels else metric
-            if isinstance(one, Counter):
-                one.inc(value)
+            child = metric.labels(*values, *labels) if labels else metric
+            if isinstance(child, Counter):
+                child.inc(value)
             else:
-                one.observe(value)
+                child.observe(value)
 
     def _observe(self, fact: ev.Fact) -> None:
         match fact:
@@ -432,13 +712,13 @@ class RunnerMetrics(Collector):
         scheduled, first = times.scheduled_at, times.first_token_at
         if scheduled is not None:
             self.count("request_inference_time_seconds", ended.ended_at - scheduled)
-        whole = start.kv_from is None and not start.emitted  # else an earlier runner had the first token
-        if whole and scheduled is not None:
+        is_whole = start.kv_from is None and not start.emitted  # else an earlier runner had the first token
+        if is_whole and scheduled is not None:
             self.count("request_queue_time_seconds", scheduled - ended.arrived)
-        if whole and scheduled is not None and first is not None:
+        if is_whole and scheduled is not None and first is not None:
             self.count("request_prefill_time_seconds", first - scheduled)
         if first is not None:
             self.count("request_decode_time_seconds", ended.ended_at - first)
-        if whole and first is not None and ended.answer_tokens > 1:
+        if is_whole and first is not None and ended.answer_tokens > 1:
             mean_s = (ended.ended_at - first) / (ended.answer_tokens - 1)
             self.count("request_time_per_output_token_seconds", mean_s)

@@ -21,23 +21,28 @@ SOLVE_S = 60.0
 
 
 def settle_offload(
-    settings: RunnerSettings, spec: ModelSpec, threads: int, others: Callable[[], Sequence[MachineRates]] = lambda: ()
+    settings: RunnerSettings,
+    spec: ModelSpec,
+    threads: int,
+    measure_hosts: Callable[[], Sequence[MachineRates]] = lambda: (),
 ) -> tuple[RunnerSettings, OffloadPolicy | None]:
     """Set every limit, and find the policy. None: the model does not offload, or nothing is to be solved.
 
-    `others`: waits for what the other hosts have measured, in their order. Raises NoPolicyFits, DiskUnusable,
+    `measure_hosts`: waits for what the other hosts have measured, in their order. Raises NoPolicyFits, DiskUnusable,
     ExecutorUnavailable.
     """
     if not settings.finds_policy:
         return settings, None
     settings, _ = settle_executor(settings, spec)
     stages = settings.pipeline_parallel
-    hosts = [measured_machine(settings, spec, threads), *others()]
+    hosts = [measured_machine(settings, spec, threads), *measure_hosts()]
     machines = {stage: hosts[stage // len(settings.ranks_here)] for stage in range(stages)}
     if settings.sparse_attention and not all(machine.sparse_pays for machine in hosts):
         settings = replace(settings, sparse_attention=0.0)
         # as long as attention to all keys; 0: not measured
-        times = min(round(one.attention / one.sparse_attention, 2) if one.sparse_attention else 0.0 for one in hosts)
+        times = min(
+            round(host.attention / host.sparse_attention, 2) if host.sparse_attention else 0.0 for host in hosts
+        )
         log.warning("sparse attention is off: it is not a tenth faster here", extra=kv(times=times))
     requests = stage_searches(spec, machines, _runner_request(settings))
     try:
@@ -93,6 +98,6 @@ def _log(plans: Mapping[int, OffloadPlan], limits: ServingLimits) -> None:
         log.info("the policy of offloading", extra=about)
 
 
-def _shares(of: Shares) -> str:
-    parts = {"device": of.device, "host": of.host, "disk": of.disk}
+def _shares(shares: Shares) -> str:
+    parts = {"device": shares.device, "host": shares.host, "disk": shares.disk}
     return ", ".join(f"{share:.0%} {tier}" for tier, share in parts.items() if share > 0.0)

@@ -85,18 +85,18 @@ class _Bench:
 
     def _longer(self, decode: list[DecodeTime]) -> DecodeTime | None:
         """The largest of the small batches again, with as long contexts as there are pages for."""
-        same = [time for time in decode if time.rows <= LONG_ROWS][-1]
-        rows, page_tokens = same.rows, self._limits.page_tokens
+        last_short = [time for time in decode if time.rows <= LONG_ROWS][-1]
+        rows, page_tokens = last_short.rows, self._limits.page_tokens
         context = self._context(min(LONG_CONTEXT, self._limits.total_pages // rows * page_tokens))
-        if rows * context <= same.keys or not self._allows(same.ms * rows * context / same.keys):
+        if rows * context <= last_short.keys or not self._allows(last_short.ms * rows * context / last_short.keys):
             return None
         return DecodeTime(rows, rows * context, self._best_ms(self._decode_step(rows, context)))
 
     def _guess_times(self) -> GuessTimes:
         """Steps of one row with guesses, again and again. Noise only adds time: none takes longer than a larger one."""
         context, best = self._context(CONTEXT), dict[int, float]()
-        most = min(self._limits.batch.max_batch_tokens, context)
-        for tokens in [tokens for tokens in GUESSED_TOKENS if tokens <= most] * REPEATS:
+        max_tokens = min(self._limits.batch.max_batch_tokens, context)
+        for tokens in [tokens for tokens in GUESSED_TOKENS if tokens <= max_tokens] * REPEATS:
             largest = max(best, default=1)
             if best and not self._allows(best.get(tokens, best[largest] * max(1.0, tokens / largest))):
                 continue
@@ -133,12 +133,12 @@ class _Bench:
         return max(self._clock() - began, 1e-9) * 1e3
 
     def _decode_step(self, rows: int, context: int, guesses: int = 0) -> StepInput:
-        n_pages, each = self._pages_for(context), 1 + guesses
+        n_pages, tokens_each = self._pages_for(context), 1 + guesses
         made = [
             StepRow(
-                i * each,
-                (i + 1) * each,
-                context - each,
+                i * tokens_each,
+                (i + 1) * tokens_each,
+                context - tokens_each,
                 self._pages(i * n_pages, n_pages),
                 True,
                 guesses,
@@ -146,7 +146,7 @@ class _Bench:
             )
             for i in range(rows)
         ]
-        return StepInput(self._tokens(rows * each), tuple(made), SegmentPlan(rows * each, ()))
+        return StepInput(self._tokens(rows * tokens_each), tuple(made), SegmentPlan(rows * tokens_each, ()))
 
     def _prefill_step(self, tokens: int) -> StepInput:
         row = StepRow(0, tokens, 0, self._pages(0, self._pages_for(tokens)), samples=True)
@@ -165,10 +165,10 @@ class _Bench:
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._limits.page_tokens)
 
-    def _context(self, wanted: int) -> int:
-        return min(wanted, self._limits.max_context_tokens)
+    def _context(self, tokens: int) -> int:
+        return min(tokens, self._limits.max_context_tokens)
 
 
-def batches(most: int) -> list[int]:
-    """1, 2, 4, 8, ... and `most`."""
-    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+def batches(max_rows: int) -> list[int]:
+    """1, 2, 4, 8, ... and `max_rows`."""
+    return [*(1 << i for i in range(max_rows.bit_length()) if 1 << i < max_rows), max_rows]

@@ -57,9 +57,9 @@ class SupervisorLink:
         """Until `close`. An exception in any part ends it with that exception (in a group)."""
         try:
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(self._keep_lease()), group.create_task(self._watch_answers())]
+                tasks = [group.create_task(self._keep_lease()), group.create_task(self._watch_answers())]
                 await self._link.run()
-                for task in beside:
+                for task in tasks:
                     task.cancel()
         finally:
             await self._channel.close(None)
@@ -109,11 +109,11 @@ class SupervisorLink:
         layers, advanced = 0, self._clock()
         while True:
             await asyncio.sleep(self._lease_s / 4)
-            since, now = self._engine.busy_since, self._clock()
+            busy_since, now = self._engine.busy_since, self._clock()
             if (done := self._engine.layers_done) != layers:
                 layers, advanced = done, now
             late = now - self._sent_at >= self._lease_s / 4
-            if since is not None and late and now - max(since, advanced) <= STALL_S:
+            if busy_since is not None and late and now - max(busy_since, advanced) <= STALL_S:
                 self.send(Heartbeat())
 
     async def _watch_answers(self) -> None:

@@ -47,10 +47,10 @@ def _serve_beside() -> int:
         from weft_runner.shell.rank_link import join_runner  # torch is imported here
         from weft_runner.worker.loop import LocalHostConfig, serve
 
-    own, never = LocalHostConfig(settings, files), threading.Event()
+    config, never = LocalHostConfig(settings, files), threading.Event()
     try:
         tls = load_tls(settings.tls_dir, "runner")
-        return join_runner(settings, tls, rank, lambda channels, meet: serve(channels, meet, own), never)
+        return join_runner(settings, tls, rank, lambda channels, meet: serve(channels, meet, config), never)
     except (RunnerError, CannotStart) as error:
         log.error("failed", extra=kv(error=type(error).__name__, detail=error))
     except BaseException:

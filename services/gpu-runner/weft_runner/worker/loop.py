@@ -59,10 +59,10 @@ def serve_child(channels: Sequence[Channel], files: Sequence[int]) -> int:
     return serve(RankChannels(*channels), lambda _: RankFiles(files[0], files[1]))
 
 
-def serve(channels: RankChannels, meet: Meet, own: LocalHostConfig | None = None) -> int:
+def serve(channels: RankChannels, meet: Meet, config: LocalHostConfig | None = None) -> int:
     """Serve as the rank that START names, until the runner closes. Returns the exit code: 1 after a logged failure."""
     try:
-        rank = _start(channels, meet, own)
+        rank = _start(channels, meet, config)
         threading.Thread(target=rank.run_builds, args=(channels.loads,), name="builder", daemon=True).start()
         rank.run_steps(channels.steps)
     except (RunnerError, MessageRefused) as error:
@@ -82,7 +82,7 @@ def _refuse(loads: Channel, error: RunnerError | MessageRefused) -> None:
         loads.send(error)
 
 
-def _start(channels: RankChannels, meet: Meet, own: LocalHostConfig | None) -> "WorkerLoop":
+def _start(channels: RankChannels, meet: Meet, config: LocalHostConfig | None) -> "WorkerLoop":
     """Load this rank's part and meet the others.
 
     The watch in `worker.__main__` ends a load whose runner has gone. Raises as loading does, ExecutorLost, ChannelLost.
@@ -91,25 +91,25 @@ def _start(channels: RankChannels, meet: Meet, own: LocalHostConfig | None) -> "
     loads.send(("hello", None))
     start: RankStart = loads.receive()
     settings = start.settings
-    if own is not None:  # the disk that it measured
-        offload = replace(settings.offload, path=own.settings.offload.path)
-        settings = replace(settings, data_dir=own.settings.data_dir, offload=offload)
+    if config is not None:  # the disk that it measured
+        offload = replace(settings.offload, path=config.settings.offload.path)
+        settings = replace(settings, data_dir=config.settings.data_dir, offload=offload)
     configure(f"rank {start.rank}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start.threads)
     device = device_of(start.device, settings.gpu_of(start.rank))
     ranks = TorchRanks(start.grid, start.rank, device, meet(start), start.patience_s)
-    base = ModelSource(start.spec, own.files if own else start.files, start.threads, policy=start.policy)
+    base = ModelSource(start.spec, config.files if config else start.files, start.threads, policy=start.policy)
     ranks.join()
     executor = make_rank(settings, base, ranks)
-    shard, address = _exchange_kv(start, own, executor, channels.events)
+    shard, address = _exchange_kv(start, config, executor, channels.events)
     offloads = executor.can.stage
     loads.send(("ready", RankReady(address, None if offloads is None else offloads.stage_state)))
     if offloads is not None:
         report = channels.events.send
         threading.Thread(target=_report, args=(offloads, report), name="progress", daemon=True).start()
     if ranks.grid.stages > 1:
-        kept = None if offloads is None else unreceived(settings.hosts)
-        work = StageWork(executor, PipelineChannel(ranks.stages, base.spec, kept), early=device.type == "cpu")
+        n_kept = None if offloads is None else unreceived(settings.hosts)
+        work = StageWork(executor, PipelineChannel(ranks.stages, base.spec, n_kept), early=device.type == "cpu")
     else:
         work = TensorWork(executor, ranks.tensor, device)
     return WorkerLoop(executor, work, start.patience_s, shard)
@@ -127,17 +127,17 @@ def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
 
 
 def _exchange_kv(
-    start: RankStart, own: LocalHostConfig | None, executor: Executor, events: Channel
+    start: RankStart, config: LocalHostConfig | None, executor: Executor, events: Channel
 ) -> tuple["RankKv | None", str]:
     """Exchange KV with ranks of this place in other runners, if rank 0 does; return where. Raises AddressInUse."""
     runner, memory, rank = start.runner, executor.kv_memory, start.rank
-    settings = own.settings if own else start.settings
+    settings = config.settings if config else start.settings
     if runner is None or not settings.kv_listen or memory is None:
         return None, ""
     identity = KvIdentity(shard_runner(runner, rank), settings.pool, settings.base_digest, memory.layout)
     tls = load_tls(settings.tls_dir, "runner")
     place = KvPlace(settings.kv_listen, identity.runner, settings.pool, start.settings.page_tokens, tls)
-    made = rank_kv(rank, identity, place, memory, events.send, behind=rank - settings.ranks_here[0])
+    made = rank_kv(rank, identity, place, memory, events.send, waits_for=rank - settings.ranks_here[0])
     return made, kv_address(f":{made.port}", settings.advertise)
 
 
@@ -236,8 +236,8 @@ class WorkerLoop:
 
     def _put(self, slot: int, number: int, released: list[int]) -> None:
         self._executor.adapters.put(slot, self._built.pop(number))
-        for one in released:
-            self._built.pop(one, None)
+        for adapter in released:
+            self._built.pop(adapter, None)
 
     def _allocate(self, pages: list[int]) -> None:
         self._executor.allocate_adapter_pages(pages)

@@ -95,7 +95,7 @@ class ConformalCalibrators:
         self.by_group: LruDict[Group, ConformalCalibrator] = LruDict(max_adapters)
         self._target = target
 
-    def serving(self, group: Group) -> ConformalCalibrator:
+    def of_group(self, group: Group) -> ConformalCalibrator:
         """Return the calibrator used for a tenant's adapter now."""
         for key in (group, ("", group[1])):
             calibrator = self.by_group.get(key)
@@ -108,7 +108,7 @@ class ConformalCalibrators:
 
         Returns whether the calibrator in use had covered the score.
         """
-        covered = score <= self.serving(group).bound()
+        covered = score <= self.of_group(group).bound()
         if shared:
             self.pooled.learn(score)
         for key in dict.fromkeys((("", group[1]), group)):

@@ -119,10 +119,10 @@ class Encoder:
         names, d = NAMES[shape.kind], shape.dim
 
         def tensor(name: str, *dims: int) -> Array:
-            array = weights.get(name)
-            if array is None or array.shape != dims or not np.isfinite(array).all():
+            weight = weights.get(name)
+            if weight is None or weight.shape != dims or not np.isfinite(weight).all():
                 raise CorruptModel(f"{name} is not {'x'.join(map(str, dims))} finite numbers")
-            return array
+            return weight
 
         def dense(name: str, fan_in: int, fan_out: int) -> _Dense:
             weight = np.ascontiguousarray(tensor(f"{name}.weight", fan_out, fan_in).T)

@@ -57,8 +57,8 @@ class FeatureCache:
         return Features(x[0], x[1].view(np.float32))
 
     def _drop(self, key: str) -> None:
-        if (dropped := self._entries.pop(key, None)) is not None:
-            self.size_bytes -= dropped.nbytes + ENTRY_BYTES
+        if (removed := self._entries.pop(key, None)) is not None:
+            self.size_bytes -= removed.nbytes + ENTRY_BYTES
 
 
 def _split_choice(request_id: str) -> tuple[str, bool]:

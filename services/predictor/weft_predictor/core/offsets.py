@@ -49,22 +49,22 @@ class Offsets:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def log_offset(self, group: Group) -> float:
+    def of_group(self, group: Group) -> float:
         """Return the offset of a tenant's adapter in log tokens, else the adapter's; 0 for an unknown adapter."""
         window = self._windows.get(group) or self._windows.get(("", group[1]))
         return window.offset if window else 0.0
 
-    def earlier_offset(self, group: Group, learned: int) -> float | None:
-        """Return about the adapter's offset after `learned` outcomes of the model; None: the offset is forgotten."""
+    def at_version(self, group: Group, version: int) -> float | None:
+        """Return about the adapter's offset after `version` outcomes of the model; None: the offset is forgotten."""
         window = self._windows.get(group)
-        if window is None or learned > window.forgotten:
-            past = (offset for changed_at, offset in window.history if changed_at >= learned) if window else ()
-            return next(iter(past), self.log_offset(group))
+        if window is None or version > window.forgotten:
+            past = (offset for changed_at, offset in window.history if changed_at >= version) if window else ()
+            return next(iter(past), self.of_group(group))
         return None
 
     def learn(self, group: Group, residual: float, now: int = 0) -> None:
         """Learn a residual (log length minus the ridge's answer). `now`: outcomes learned before."""
-        self._windows.touch(group, lambda: _Window(self.log_offset(group))).append(residual, now)
+        self._windows.touch(group, lambda: _Window(self.of_group(group))).append(residual, now)
 
     def items(self) -> Iterable[tuple[Group, list[float]]]:
         """Return groups and residuals, oldest first: with `prior` the part of the checkpoint."""

@@ -47,15 +47,15 @@ class Judge:
 
     def add(self, tenant: str, served: float, candidate: float) -> None:
         """Add the losses of the served model and the candidate for an outcome."""
-        judged = self._by_tenant[tenant]
-        if 0 < self.judged - judged < judged:
+        judge = self._by_tenant[tenant]
+        if 0 < self.judged - judge < judge:
             return
         self._by_tenant[tenant] += 1
         difference = min(max(served - candidate, -MAX_DIFFERENCE), MAX_DIFFERENCE)
         self.judged += 1
         self._served += served
-        previous_mean, self.mean = self.mean, self.mean + (difference - self.mean) / self.judged
-        self._squares += (difference - previous_mean) * (difference - self.mean)
+        old_mean, self.mean = self.mean, self.mean + (difference - self.mean) / self.judged
+        self._squares += (difference - old_mean) * (difference - self.mean)
 
     @property
     def better(self) -> bool:
@@ -108,9 +108,9 @@ class PromotedModel:
     def observe(self, outcome: Outcome) -> ObservationResult:
         result = self.served.observe(outcome)
         if self.candidate is not None:
-            candidate = self.candidate.observe(outcome)
-            if result.loss is not None and candidate.loss is not None:
-                self._judge.add(outcome.namespace, result.loss, candidate.loss)
+            observed = self.candidate.observe(outcome)
+            if result.loss is not None and observed.loss is not None:
+                self._judge.add(outcome.namespace, result.loss, observed.loss)
                 self._decide(self.candidate)
         return result
 

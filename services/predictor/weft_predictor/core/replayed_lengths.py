@@ -40,17 +40,17 @@ class ReplayedLengths:
         return {}
 
     def _predict(self, item: PredictItem) -> Prediction:
-        quantiles = self._predictions.get(item.request_id) or self._predictions.get(item.prompt_text)
-        if quantiles is None:
+        prediction = self._predictions.get(item.request_id) or self._predictions.get(item.prompt_text)
+        if prediction is None:
             return Prediction(item.request_id)
         p50, p90, p10, p99, bucket = (
             math.ceil(min(tokens * self.scale, 2**31 - 1))
             for tokens in (
-                quantiles.p50_tokens,
-                quantiles.p90_tokens,
-                quantiles.p10_tokens,
-                quantiles.p99_tokens,
-                quantiles.bucket_tokens,
+                prediction.p50_tokens,
+                prediction.p90_tokens,
+                prediction.p10_tokens,
+                prediction.p99_tokens,
+                prediction.bucket_tokens,
             )
         )
         return Prediction(item.request_id, p50, p90, VERSION, p10, p99, bucket)

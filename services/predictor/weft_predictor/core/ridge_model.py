@@ -103,7 +103,7 @@ class RidgeModel:
         self._teacher: str | None = None  # of the shared parts: the first tenant
         self._shared_learns = True  # at most a single tenant has ever taught
         self._shared = Regression(ridge, residual_scale)
-        self._by_tenant: LruDict[str, Regression] = LruDict(MAX_OWN)
+        self._of_tenants: LruDict[str, Regression] = LruDict(MAX_OWN)
         self.features = FeatureCache()
         self._seen: LruDict[str, None] = LruDict(MAX_SEEN)
 
@@ -140,11 +140,11 @@ class RidgeModel:
         for part in _parts(items):
             rows, buckets = self.featurizer.rows([(item.prompt_text, item.prompt_tokens) for item in part])
             regressions = {item.namespace: self._regression(item.namespace) for item in part}
-            predicted_rows = {id(entry): entry.ridge.predict_rows(rows).tolist() for entry in regressions.values()}
+            predicted_rows = {id(one): one.ridge.predict_rows(rows).tolist() for one in regressions.values()}
             for row, (item, bucket) in enumerate(zip(part, buckets, strict=True)):
                 group, regression = (item.namespace, item.model_name), regressions[item.namespace]
                 centre = self._centre(predicted_rows[id(regression)][row], group)
-                calibrator, scale = self.calibrators.serving(group), regression.scale.scale_at(centre)
+                calibrator, scale = self.calibrators.of_group(group), regression.scale.scale_at(centre)
                 scores = (calibrator.bound() if level is None else calibrator.quantile(level) for level in LEVELS)
                 tokens = (_tokens(centre + scale * score, self.scale) for score in scores)
                 p10, p50, p90, p99 = accumulate(tokens, max)
@@ -167,7 +167,7 @@ class RidgeModel:
         scale = regression.scale.scale_at(centre)
         score = (_log_tokens(outcome.completion_tokens) - centre) / scale
         censored = outcome.censored or outcome.finish in _CUT_OFF
-        if censored and (score := self.calibrators.serving(group).impute_censored(score)) is None:
+        if censored and (score := self.calibrators.of_group(group).impute_censored(score)) is None:
             return ObservationResult("censored")
         self._teacher = outcome.namespace if self._teacher is None else self._teacher
         self._shared_learns &= outcome.namespace == self._teacher
@@ -183,22 +183,22 @@ class RidgeModel:
         prompt."""
         tenant, adapter = group
         if self._shared_learns:
-            shared = base if x is None else self._shared.learn(x, real, self.offsets.log_offset(("", adapter)))
+            shared = base if x is None else self._shared.learn(x, real, self.offsets.of_group(("", adapter)))
             self.offsets.learn(("", adapter), real - shared, self.learned)
         if tenant:
             if x is not None:
-                base = self._by_tenant.touch(tenant, self._shared.copy).learn(x, real, self.offsets.log_offset(group))
+                base = self._of_tenants.touch(tenant, self._shared.copy).learn(x, real, self.offsets.of_group(group))
             self.offsets.learn(group, real - base, self.learned)
 
     def _regression(self, tenant: str) -> "Regression":
         """Return the regression used for a tenant now."""
-        return self._by_tenant.get(tenant, self._shared)
+        return self._of_tenants.get(tenant, self._shared)
 
     def _loss(self, group: Group, score: float) -> float:
         """Sum the quantile losses of p50 and p90, in scales."""
-        calibrator = self.calibrators.serving(group)
-        excesses = ((0.5, score - calibrator.quantile(0.5)), (TARGET, score - calibrator.bound()))
-        return sum(max(level * excess, (level - 1.0) * excess) for level, excess in excesses)
+        calibrator = self.calibrators.of_group(group)
+        losses = ((0.5, score - calibrator.quantile(0.5)), (TARGET, score - calibrator.bound()))
+        return sum(max(level * error, (level - 1.0) * error) for level, error in losses)
 
     def _base_of(self, outcome: Outcome, group: Group) -> float | None:
         """Recover the ridge's part of the prediction used to schedule a request; None: unknown.
@@ -206,8 +206,8 @@ class RidgeModel:
         The offset at the time of the prediction is subtracted, not the present offset. Otherwise each request in flight
         would teach an error already learned again, and the offset would run away.
         """
-        learned = self._learned_at(outcome.model_version)
-        offset = self.offsets.earlier_offset(group, learned) if learned is not None else None
+        version = self._learned_at(outcome.model_version)
+        offset = self.offsets.at_version(group, version) if version is not None else None
         if offset is None or not outcome.predicted_p50_tokens:
             return None
         p50_tokens = outcome.predicted_p50_tokens / self.scale - 0.5  # it was rounded up
@@ -220,14 +220,14 @@ class RidgeModel:
         return int(learned[:18]) if ours else None
 
     def _centre(self, base: float, group: Group) -> float:
-        return min(max(base + self.offsets.log_offset(group), 0.0), MAX_LOG_TOKENS)
+        return min(max(base + self.offsets.of_group(group), 0.0), MAX_LOG_TOKENS)
 
     def _centre_of_median(self, log_p50: float, group: Group) -> float:
         """Find the centre with this predicted median: the fixed point of centre = median - scale(centre) * score.
 
         The median score is near 0 and the scale changes little within an octave, so a few rounds settle it.
         """
-        score, centre, scale = self.calibrators.serving(group).quantile(0.5), log_p50, self._regression(group[0]).scale
+        score, centre, scale = self.calibrators.of_group(group).quantile(0.5), log_p50, self._regression(group[0]).scale
         for _ in range(4):
             centre = min(max(log_p50 - scale.scale_at(centre) * score, 0.0), MAX_LOG_TOKENS)
         return centre
@@ -250,7 +250,7 @@ class RidgeModel:
             "offset_priors": [self.offsets.prior(group) for group in offsets],
             "teacher": self._teacher,
             "shared_learns": self._shared_learns,
-            "own": list(self._by_tenant),
+            "own": list(self._of_tenants),
             "groups": [[name, group.level, group.prior, group.draws] for name, group in groups.items()],
         }
         return {
@@ -259,12 +259,14 @@ class RidgeModel:
             "variance": self.ridge.variance.copy(),
             "spread_scale": self.residual_scale.scale.copy(),
             "spread_count": self.residual_scale.count.copy(),
-            "own_weight": _stack([tenant.ridge.weight for tenant in self._by_tenant.values()], len(self.ridge.weight)),
-            "own_variance": _stack(
-                [tenant.ridge.variance for tenant in self._by_tenant.values()], len(self.ridge.weight)
+            "own_weight": _stack(
+                [regression.ridge.weight for regression in self._of_tenants.values()], len(self.ridge.weight)
             ),
-            "own_spread_scale": _stack([tenant.scale.scale for tenant in self._by_tenant.values()], OCTAVES),
-            "own_spread_count": _stack([tenant.scale.count for tenant in self._by_tenant.values()], OCTAVES),
+            "own_variance": _stack(
+                [regression.ridge.variance for regression in self._of_tenants.values()], len(self.ridge.weight)
+            ),
+            "own_spread_scale": _stack([regression.scale.scale for regression in self._of_tenants.values()], OCTAVES),
+            "own_spread_count": _stack([regression.scale.count for regression in self._of_tenants.values()], OCTAVES),
             "hits": np.array(self.hits, dtype=np.bool_),
             **_pack("offset", offsets.values()),
             **_pack("group", (group.scores() for group in groups.values())),
@@ -308,7 +310,7 @@ class RidgeModel:
         model._teacher = None if meta["teacher"] is None else str(meta["teacher"])
         model._shared_learns = bool(meta["shared_learns"])
         for row, tenant in enumerate(meta["own"]):
-            model._by_tenant[str(tenant)] = _regression(arrays, "own_", base, dim, row)
+            model._of_tenants[str(tenant)] = _regression(arrays, "own_", base, dim, row)
         model.hits = deque((bool(hit) for hit in arrays["hits"]), maxlen=COVERAGE_WINDOW)
         return model
 

@@ -74,13 +74,13 @@ def estimate_first_token_s(pool: Pool, request: Request, limit_s: float) -> floa
         return 0.0
     queue, counters = pool.waiting.queue, pool.waiting.queue.counters
     share = counters.weight(request.tenant) / counters.waiting_weight
-    ahead = request.tokens.prompt if prompts else request.waiting.work
-    for other in queue.of_tenant(request.tenant):
-        if other is request or ahead > limit_s * per_s * share:
+    tokens_ahead = request.tokens.prompt if prompts else request.waiting.work
+    for rival in queue.of_tenant(request.tenant):
+        if rival is request or tokens_ahead > limit_s * per_s * share:
             break
-        ahead += other.tokens.prompt if prompts else other.waiting.work
+        tokens_ahead += rival.tokens.prompt if prompts else rival.waiting.work
     waiting = pool.waiting.queued_prompt_tokens if prompts else pool.waiting.queued_work
-    return min(ahead / share, waiting) / per_s + PROMPT_QUEUE_S * prompts
+    return min(tokens_ahead / share, waiting) / per_s + PROMPT_QUEUE_S * prompts
 
 
 def estimate_retry_ms(pool: Pool, request: Request, now: float) -> int:

@@ -26,10 +26,10 @@ def preempt_batch(state: State, pool: Pool, waiting: Iterable[Request], may_run:
         for request_id in request_ids:
             preempt(state, state.requests[request_id])
         state.emit(BatchPreempted(pool.name, state.runners[uuid].id, tuple(request_ids)))
-    before, runners = pool.waiting.claims.by_request, pool.fleet.runners
+    old_claims, runners = pool.waiting.claims.by_request, pool.fleet.runners
     pool.waiting.claims.assign(claims)
     changed = pool.waiting.claims.take_released()
-    changed |= {claim.uuid for name, claim in claims.items() if before.get(name) != claim}
+    changed |= {claim.uuid for name, claim in claims.items() if old_claims.get(name) != claim}
     if changed := {uuid for uuid in changed if uuid in runners and runners[uuid].accounts.free_tokens}:
         state.mark_schedulable(pool.name, changed)
 
@@ -43,7 +43,9 @@ def batch_victims(
     request could be placed on that runner if it were empty.
     """
     having = [pool.fleet.runners[uuid] for uuid in pool.fleet.batch_runners if uuid in pool.fleet.runners]
-    runners = {one.id.uuid: one for one in having if one.placeable and one.role is not RunnerRole.PROMPT}
+    runners = {
+        account.id.uuid: account for account in having if account.placeable and account.role is not RunnerRole.PROMPT
+    }
     if not runners:
         return {}, {}
     requests = _in_turn(state, pool, waiting)
@@ -93,13 +95,13 @@ def _capacity(state: State, pool: Pool, runner: RunnerAccount) -> Capacity:
         pages = (sequence.reserved_pages if sequence is not None else 0) + (assign.pages if assign is not None else 0)
         if request is None or request.phase is Phase.STOPPING:
             ended_tokens, ended = ended_tokens + pages * page_tokens, ended + 1
-            leaving_adapters.update(held.adapter for held in (sequence, assign) if held is not None)
+            leaving_adapters.update(holder.adapter for holder in (sequence, assign) if holder is not None)
         elif request.batch and request.runner == runner.id:  # not where its prompt alone is computed
             computed = in_kv.get(request_id, 0)
             stays.append(BatchSequence(request_id, request.adapter, pages * page_tokens, computed, request.order[0]))
         else:
             shared.add(request.adapter)
-    batch_adapters = {one.adapter for one in stays} - shared
+    batch_adapters = {line.adapter for line in stays} - shared
     in_use = len(shared - {BASE}) + len(batch_adapters)
     return Capacity(
         uuid=runner.id.uuid,

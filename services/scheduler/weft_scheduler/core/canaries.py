@@ -10,13 +10,13 @@ from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def declare(state: State, adapter: AdapterSpec, known: tuple[str, CanaryCounts] | None) -> None:
-    """Count the requests of an adapter that has a canary. `known`: counts so far, which go on for the same contents."""
+def declare(state: State, adapter: AdapterSpec, stored: tuple[str, CanaryCounts] | None) -> None:
+    """Count the requests of an adapter with a canary. `stored`: previous counts, continued for the same contents."""
     canary = adapter.canary
     if canary is not None:
-        same = known is not None and (known[0], known[1].digest) == (adapter.digest, canary.digest)
+        is_same_content = stored is not None and (stored[0], stored[1].digest) == (adapter.digest, canary.digest)
         anew = adapter.digest, CanaryCounts(canary.digest)
-        state.registry.canaries[adapter.uid] = known if same and known is not None else anew
+        state.registry.canaries[adapter.uid] = stored if is_same_content and stored is not None else anew
 
 
 def forget(state: State, uid: str) -> None:
@@ -33,9 +33,9 @@ def on_status_due(state: State, timer: Timer) -> None:
 def count(state: State, report: OutcomeReport) -> None:
     """Count a request of an adapter that has ended."""
     route = state.routes.book.routes.get(report.model_name)
-    if route is None or (known := state.registry.canaries.get(route.uid)) is None:
+    if route is None or (stored := state.registry.canaries.get(route.uid)) is None:
         return
-    stable, counts = known
+    stable, counts = stored
     if report.adapter == counts.digest:
         counts = counts._replace(requests=counts.requests + 1, failed=counts.failed + report.failed)
     elif report.adapter == stable:

@@ -65,9 +65,9 @@ def check_one_place(state: State) -> None:
     for request in state.requests.values():
         runners = request.placement.runners if request.placement is not None else ()
         expected = [runner_id.uuid for runner_id in runners if state.runners.present(runner_id) is not None]
-        found = owners.pop(request.id, [])
-        lost = request.phase is Phase.STOPPING and set(found) <= set(expected)
-        assert lost or sorted(found) == sorted(expected), (request, "owners")
+        owner_list = owners.pop(request.id, [])
+        lost = request.phase is Phase.STOPPING and set(owner_list) <= set(expected)
+        assert lost or sorted(owner_list) == sorted(expected), (request, "owners")
         assert waiting.pop(request.id, 0) == (request.phase is Phase.WAITING), (request, "queue")
         assert (request.placement is not None) == request.placed, (request, "placement")
     assert not owners, ("owned but unknown", owners)
@@ -90,8 +90,8 @@ def check_epochs(state: State) -> None:
     """Assert that no epoch is above what this machine has given, and no two requests run under one."""
     epochs = [r.epoch for r in state.requests.values() if r.epoch != NEVER]
     assert all(epoch <= (state.numbers.term, state.numbers.counter) for epoch in epochs), max(epochs)
-    given = [epoch for epoch in epochs if epoch.term == state.numbers.term]
-    assert len(given) == len(set(given)), "two requests under one epoch"
+    current_epochs = [epoch for epoch in epochs if epoch.term == state.numbers.term]
+    assert len(current_epochs) == len(set(current_epochs)), "two requests under one epoch"
 
 
 def check_consolidation(state: State) -> None:
@@ -214,9 +214,9 @@ def check_pooled(state: State) -> None:
     for request in state.requests.values():
         runner = state.runners.present(request.runner)
         if request.reservation.forecast is not None and runner is not None and runner.spec is not None:
-            known = request.id in runner.accounts.unacked or runner.report.includes(request.id, request.epoch)
+            is_known = request.id in runner.accounts.unacked or runner.report.includes(request.id, request.epoch)
             members = runner.accounts.pooled.members if runner.accounts.pooled is not None else {}
-            assert not known or request.id in members, (runner.id, request.id)
+            assert not is_known or request.id in members, (runner.id, request.id)
 
 
 def check_roles(state: State) -> None:
@@ -286,7 +286,11 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     assert cordoned == {*pool.scaling.autoscaler.victims} & pool.fleet.runners.keys(), (pool.name, cordoned)
     left = pool.waiting.batch.headroom.sequences
     specs = [(r, r.spec.max_sequences) for r in runners if r.spec is not None]
-    crowded = {r.id.uuid for r, most in specs if r.accounts.working_set + min(left, most // 2) >= most}
+    crowded = {
+        r.id.uuid
+        for r, max_sequences in specs
+        if r.accounts.working_set + min(left, max_sequences // 2) >= max_sequences
+    }
     assert crowded == pool.fleet.crowded & pool.fleet.runners.keys(), (pool.name, crowded ^ pool.fleet.crowded)
     batch_runners = {r.id.uuid for r in runners if r.accounts.batch}
     assert batch_runners == pool.fleet.batch_runners.keys() & pool.fleet.runners.keys(), (pool.name, batch_runners)
@@ -309,7 +313,9 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     assert dict(pool.fleet.ready.versions) == dict(Counter(ready)), pool.name
     assert pool.fleet.ready.count == len(ready), pool.name
     failures = {(d, r.id.uuid): e for r in runners for d, e in r.report.errors.items()}
-    assert {(d, u): e for d, of in pool.fleet.load_failures.items() for u, e in of.items()} == failures, pool.name
+    assert {(d, u): e for d, errors in pool.fleet.load_failures.items() for u, e in errors.items()} == failures, (
+        pool.name
+    )
 
 
 def check_adapters(state: State) -> None:
@@ -321,17 +327,17 @@ def check_adapters(state: State) -> None:
     assert canaries == {uid: (stable, counts.digest) for uid, (stable, counts) in state.registry.canaries.items()}, (
         "canaries"
     )
-    if not state.registry.known:
+    if not state.registry.is_known:
         return
     for pool in state.pools.values():
         adapters = pool.adapters
         for digest in pool.waiting.requests:
             assert adapters.knows(digest), (pool.name, digest)
-        held = {one.digest for spec in adapters.by_uid.values() for one in spec.contents if one.held}
-        assert adapters.held.keys() == held == adapters.held_since.keys(), pool.name
-        since = [*adapters.held_since.values()]
-        assert since == sorted(since), (pool.name, since)
-        assert adapters.pinned == tuple(sorted(d for d, a in adapters.held.items() if a.pinned)), pool.name
+        published = {content.digest for spec in adapters.by_uid.values() for content in spec.contents if content.held}
+        assert adapters.published.keys() == published == adapters.held_since.keys(), pool.name
+        versions = [*adapters.held_since.values()]
+        assert versions == sorted(versions), (pool.name, versions)
+        assert adapters.pinned == tuple(sorted(d for d, a in adapters.published.items() if a.pinned)), pool.name
 
 
 def check_routes(state: State) -> None:

@@ -37,12 +37,12 @@ def consolidate(state: State, pool: Pool) -> bool:
 
     Until the next period new requests are packed, unless more runners are to come. True: look again.
     """
-    wanted, present = sum(demand(state, pool)), pool.fleet.capacity.runners
-    grows = present < min(wanted, pool.declared.max_runners or wanted)
-    pool.fleet.pack(prefer=_releases(pool) and wanted > 0 and not grows)
-    if not _releases(pool) or len(pool.waiting.queue) or len(pool.waiting.batch.queue) or wanted > present:
+    wanted_runners, present = sum(demand(state, pool)), pool.fleet.capacity.runners
+    grows = present < min(wanted_runners, pool.declared.max_runners or wanted_runners)
+    pool.fleet.pack(prefer=_releases(pool) and wanted_runners > 0 and not grows)
+    if not _releases(pool) or len(pool.waiting.queue) or len(pool.waiting.batch.queue) or wanted_runners > present:
         return True
-    runners = [found for runner in pool.fleet.runners.values() if (found := _runner(runner, pool)) is not None]
+    runners = [candidate for runner in pool.fleet.runners.values() if (candidate := _runner(runner, pool)) is not None]
     for source in select_sources(runners):
         sequences = _sequences(state, pool, source.uuid)
         leaving = select_leaving(source, sequences, runners, state.config.consolidation_s) if sequences else []
@@ -106,13 +106,13 @@ def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence]
         or len(runner.accounts.owned) != len(runner.report.sequences)
     ):
         return None
-    found: list[RunningSequence] = []
+    sequences: list[RunningSequence] = []
     for request_id, in_kv in runner.report.in_kv():
         request = state.requests.get(request_id)
         if request is None or request.phase is not Phase.RUNNING or request.runner != runner.id:
             return None
         emitted = request.tokens.emitted_with(in_kv)
-        found.append(
+        sequences.append(
             RunningSequence(
                 request_id,
                 request.adapter,
@@ -124,4 +124,4 @@ def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence]
                 request.history.consolidations < MAX_CONSOLIDATIONS and not request.reservation.stays,
             )
         )
-    return found
+    return sequences

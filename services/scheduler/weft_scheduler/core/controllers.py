@@ -37,7 +37,7 @@ def on_pools_changed(state: State, _: Timer) -> None:
     """Scale the pools that have changed, and let each other loop say when it looks at them."""
     for name in state.take_changed_pools():
         pool = state.pools.get(name)
-        if pool is not None and state.registry.known:
+        if pool is not None and state.registry.is_known:
             scale(state, pool)
             for kind in CONTROLLERS:
                 _expect(state, pool, kind)

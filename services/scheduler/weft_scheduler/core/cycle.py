@@ -54,16 +54,16 @@ def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
             if not offer.tried and (not offer.blocked or view.changed_for(request)):
                 choice = view.place(request, queue_pass.closed)
                 queue_pass.tried(request, placed=choice is not None)
-            beside = place_beside(state, pool, view, request) if choice is None else None
-            choice, parks = beside or (choice, ())
+            gap_choice = place_beside(state, pool, view, request) if choice is None else None
+            choice, parks = gap_choice or (choice, ())
             if choice is None:
                 if offer.drains:
                     queue_pass.close(view.placeable_shapes(request))
                 continue
             # 5. Commit: nothing else in a cycle writes.
             commit(state, pool, request, choice, parks)
-            passed = queue_pass.passed_by(request, beside=beside is not None)
-            queue_pass.count([other for other in passed if view.waits_for(other, choice)])
+            passed = queue_pass.passed_by(request, into_gap=gap_choice is not None)
+            queue_pass.count([rival for rival in passed if view.waits_for(rival, choice)])
     # 6. Requeue: what waits on has lines of batches leave; lines are offered again once their room may have grown.
     if len(waiting.queue):
         if waiting.batch.total:

@@ -25,16 +25,16 @@ def on_fleet_query(state: State, gateway: GatewayStream, _: FleetQuery) -> None:
 
 def fleet_of(state: State) -> FleetReport:
     """Return every runner that has reported, by pool and name."""
-    known = [(runner, runner.spec) for runner in state.runners.values() if runner.spec is not None]
-    known.sort(key=lambda pair: (pair[1].pool, pair[0].name))
-    shown = known[:MAX_LISTED_RUNNERS]
-    most = max(MIN_LISTED, MAX_LISTED_ADAPTERS // max(1, len(shown)))
-    return FleetReport(tuple([_row(runner, spec, most) for runner, spec in shown]), len(known) - len(shown))
+    listed = [(runner, runner.spec) for runner in state.runners.values() if runner.spec is not None]
+    listed.sort(key=lambda pair: (pair[1].pool, pair[0].name))
+    shown = listed[:MAX_LISTED_RUNNERS]
+    max_adapters = max(MIN_LISTED, MAX_LISTED_ADAPTERS // max(1, len(shown)))
+    return FleetReport(tuple([_row(runner, spec, max_adapters) for runner, spec in shown]), len(listed) - len(shown))
 
 
-def _row(runner: RunnerAccount, spec: RunnerSpec, most: int) -> FleetRunner:
+def _row(runner: RunnerAccount, spec: RunnerSpec, max_adapters: int) -> FleetRunner:
     figures = runner.report.figures
-    listed = nsmallest(most, runner.report.adapters.values(), key=_order)
+    listed = nsmallest(max_adapters, runner.report.adapters.values(), key=_order)
     return FleetRunner(
         name=runner.name,
         pool=spec.pool,
@@ -52,11 +52,13 @@ def _row(runner: RunnerAccount, spec: RunnerSpec, most: int) -> FleetRunner:
         page_tokens=spec.page_tokens,
         tokens=figures.tokens,
         pending_prompt_tokens=figures.pending_prompt_tokens,
-        adapters=tuple([FleetAdapter(one.digest, one.tier, one.running, one.loading, one.error) for one in listed]),
+        adapters=tuple(
+            [FleetAdapter(state.digest, state.tier, state.running, state.loading, state.error) for state in listed]
+        ),
         adapters_left_out=len(runner.report.adapters) - len(listed),
     )
 
 
-def _order(one: AdapterState) -> tuple[int, bool, int, str]:
+def _order(adapter: AdapterState) -> tuple[int, bool, int, str]:
     """Return a sort key: adapters in use first, then what is wrong or on its way, then the nearest."""
-    return -one.running, not (one.error or one.loading), -one.tier, one.digest
+    return -adapter.running, not (adapter.error or adapter.loading), -adapter.tier, adapter.digest

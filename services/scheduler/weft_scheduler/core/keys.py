@@ -45,7 +45,7 @@ def on_confirmed(state: State, peer: Peer, confirmed: KeysConfirmed) -> None:
     if confirmed.version >= in_force.version:
         in_force.confirm(state.now)
         _expect_confirmation(state)
-        if state.routes.trust_keys(known=True):
+        if state.routes.trust_keys(are_known=True):
             publish_routes(state)
     elif aside is not None and aside.version == confirmed.version:
         on_keys(state, peer, aside)
@@ -56,7 +56,7 @@ def on_unconfirmed(state: State, _: Timer) -> None:
     state.emit(
         Stale("keys", "", f"nobody has confirmed them for {state.config.keys_grace_s:g} s: gateways refuse keys")
     )
-    if state.routes.trust_keys(known=False):
+    if state.routes.trust_keys(are_known=False):
         publish_routes(state)
 
 

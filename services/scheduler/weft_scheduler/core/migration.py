@@ -114,8 +114,8 @@ def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, e
     target = state.runners[choice.uuid] if choice is not None else None
     if target is None or target.role is RunnerRole.PROMPT:
         return None
-    same = domain_of(target.shape, across) == domain_of(source.shape, across)
-    return target if same and target.shape.kv_layout else None
+    is_same_domain = domain_of(target.shape, across) == domain_of(source.shape, across)
+    return target if is_same_domain and target.shape.kv_layout else None
 
 
 def _sources(pool: Pool) -> list[RunnerAccount]:
@@ -126,4 +126,4 @@ def _sources(pool: Pool) -> list[RunnerAccount]:
         pool.fleet.runners.get(uuid)
         for uuid in {**pool.fleet.draining, **dict.fromkeys(pool.scaling.autoscaler.victims)}
     )
-    return [one for one in leaving if one is not None and one.accounts.owned and one.shape.kv_layout]
+    return [runner for runner in leaving if runner is not None and runner.accounts.owned and runner.shape.kv_layout]

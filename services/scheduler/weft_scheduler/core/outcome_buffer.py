@@ -17,9 +17,9 @@ class OutcomeBuffer:
 
     def add(self, report: OutcomeReport, gateway: str) -> bool:
         """Take an outcome. True where it is new and has to be forwarded; a repeated one changes who is acknowledged."""
-        known = self.outcomes.get(report.request_id)
-        if known is not None:
-            self.outcomes[report.request_id] = (gateway, known[1])
+        stored = self.outcomes.get(report.request_id)
+        if stored is not None:
+            self.outcomes[report.request_id] = (gateway, stored[1])
             return False
         if len(self.outcomes) >= self.limit:
             self.rejected_gateways.add(gateway)

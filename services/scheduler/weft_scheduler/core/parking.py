@@ -36,18 +36,18 @@ def place_beside(state: State, pool: Pool, view: PoolView, request: Request) -> 
     # 1. the latest sequences of that tenant, by runner
     by_runner: dict[str, list[str]] = {}
     for request_id in islice(reversed(shares.running[tenant]), MAX_TRIED):
-        other = state.requests[request_id]
-        runner = state.runners.present(other.runner)
-        if other.phase is Phase.RUNNING and runner is not None and _may_park(runner, other):
+        resumed = state.requests[request_id]
+        runner = state.runners.present(resumed.runner)
+        if resumed.phase is Phase.RUNNING and runner is not None and _may_park(runner, resumed):
             by_runner.setdefault(runner.id.uuid, []).append(request_id)
     # 2. the first runner on which some of them leave room
-    most = min(shares.excess(tenant), MAX_PARKS)
-    starved = [one for one in pool.waiting.overtaking.starved.values() if one is not request]
+    max_parks = min(shares.excess(tenant), MAX_PARKS)
+    starved = [starving for starving in pool.waiting.overtaking.starved.values() if starving is not request]
     for uuid, request_ids in by_runner.items():
         runner = state.runners[uuid]
         takes = runner.placeable and runner.role is not RunnerRole.PROMPT and view.could_run(request, runner)
-        if takes and not any(view.could_run(one, runner) for one in starved):
-            parks = _fewest(pool, runner, request, request_ids[:most])
+        if takes and not any(view.could_run(starving, runner) for starving in starved):
+            parks = _fewest(pool, runner, request, request_ids[:max_parks])
             if parks is not None:
                 return Choice(uuid), tuple(parks)
     return None
@@ -74,8 +74,8 @@ def _fewest(pool: Pool, runner: RunnerAccount, request: Request, request_ids: Se
     pages = [0] * len(request_ids)
     if short > 0 and spec.swaps:  # the runner takes the pages of who is parked already, then those of these
         sequences = runner.report.sequences
-        short -= spec.page_tokens * sum(sequences[one].reserved_pages for one in accounts.parked.ids)
-        pages = [sequences[one].reserved_pages for one in request_ids]
+        short -= spec.page_tokens * sum(sequences[request_id].reserved_pages for request_id in accounts.parked.ids)
+        pages = [sequences[request_id].reserved_pages for request_id in request_ids]
     for fewest in range(max(0, lacking), len(pages) + 1):
         if short <= spec.page_tokens * sum(pages[:fewest]) and len(accounts.parked.ids) + fewest <= spec.max_sequences:
             return request_ids[:fewest]

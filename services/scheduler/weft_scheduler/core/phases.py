@@ -66,11 +66,11 @@ def order_role(state: State, runner: RunnerAccount) -> None:
 
 def _order_all(state: State, pool: Pool, reason: str) -> None:
     for runner in pool.fleet.runners.values():
-        uuid, before = runner.id.uuid, runner.role
+        uuid, old_role = runner.id.uuid, runner.role
         role = pool.scaling.roles.role_of(uuid) if pool.declared.split else RunnerRole.MIXED
         if runner.take_role(role, alone=uuid not in pool.scaling.roles.base):
             state.update_runner(runner)
-        if role is not before:
+        if role is not old_role:
             state.emit(RoleChanged(pool.name, runner.id, role.value, reason))
         order_role(state, runner)
 

@@ -42,7 +42,7 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
     """Take a snapshot or a change over. A change without a snapshot before it is not enough."""
     if peer.name not in state.published.registries or not _leads(state, peer, change.term):
         return
-    if not change.snapshot and not state.registry.known:
+    if not change.snapshot and not state.registry.is_known:
         state.emit(Stale("registry", "", "a change before the first snapshot"))
         return
     for uid in change.removed_adapters:
@@ -52,8 +52,8 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
         state.published.clear()
         touched |= dict.fromkeys(state.pools)
         named = {adapter.uid for adapter in change.adapters}
-        known = [*state.registry.adapter_pool, *state.routes.unserved]
-        _drop_adapters(state, [uid for uid in known if uid not in named], touched)
+        uids = [*state.registry.adapter_pool, *state.routes.unserved]
+        _drop_adapters(state, [uid for uid in uids if uid not in named], touched)
         removed = state.pools.keys() - {spec.name for spec in change.pools}
     else:
         removed = state.pools.keys() & {*change.removed_pools}
@@ -137,8 +137,8 @@ def _put_adapter(state: State, adapter: AdapterSpec, touched: dict[str, None]) -
     state.published.finish_deletion(adapter.uid)
     if not adapter.digest:
         _drop_adapters(state, (adapter.uid,), touched)
-        why = adapter.reason, adapter.message
-        state.routes.explain(Unserved(adapter.uid, adapter.namespace, adapter.model_name, adapter.pool, *why))
+        refusal = adapter.reason, adapter.message
+        state.routes.explain(Unserved(adapter.uid, adapter.namespace, adapter.model_name, adapter.pool, *refusal))
         return
     pool = state.pool(adapter.pool)
     state.published.mark_adapters((adapter.uid,))
@@ -197,7 +197,7 @@ def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
 
 def publish_desired(state: State) -> None:
     """Send the changes of what runners have to hold, at an event's end: one for each pool, to all of its runners."""
-    while state.registry.desired_changed and state.registry.known:
+    while state.registry.desired_changed and state.registry.is_known:
         name, _ = state.registry.desired_changed.popitem()
         pool = state.pools.get(name)
         if pool is None:

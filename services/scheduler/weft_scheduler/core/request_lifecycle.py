@@ -125,8 +125,8 @@ def account(runner: RunnerAccount, request: Request, pool: Pool, parks: tuple[st
         tokens = first_tokens if hands_off else request.reservation.held_tokens
         pages = with_adapter = pages_of(tokens, runner.spec.page_tokens)
         if adapter != BASE and adapter not in runner.accounts.busy_adapters(pool.adapters.pinned):
-            both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
-            with_adapter = pages_of(both, runner.spec.page_tokens)
+            total_tokens = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
+            with_adapter = pages_of(total_tokens, runner.spec.page_tokens)
     computed = request.tokens.prefill if runner.id == placement.prompt else 0
     assign = UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed, request.batch, parks)
     runner.accounts.own(request.id, assign)
@@ -138,16 +138,16 @@ def hand_off(state: State, request: Request) -> None:
     prompt = request.hand_off()
     if prompt is None:
         return
-    runner, same = state.runners.present(prompt), True
+    runner, is_same_runner = state.runners.present(prompt), True
     if runner is None and request.phase is Phase.STOPPING and state.runners.present(request.runner) is not None:
         request.keep()  # it was stopped for the loss of a runner that it did not need any more
         state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
     if runner is not None:
-        same = runner.shape.numerics_class == request.classes.assigned
+        is_same_runner = runner.shape.numerics_class == request.classes.assigned
         runner.accounts.disown(request.id)
         state.update_runner(runner)
     state.pool(request.pool).scaling.roles.handed_off()
-    state.emit(KvHandOff(request.id, request.pool, "same" if same else "across"))
+    state.emit(KvHandOff(request.id, request.pool, "same" if is_same_runner else "across"))
 
 
 def acknowledge(state: State, request: Request) -> None:

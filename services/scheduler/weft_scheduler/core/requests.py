@@ -85,8 +85,8 @@ def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComple
     """Let a gateway's requests that were held back join the queue: their order is known now."""
     gateway.resubmitted()
     state.timers.clear(Timer(TimerKind.RESUBMIT, gateway.id))
-    held = [state.requests[r] for r in gateway.requests if state.requests[r].phase is Phase.UNPLACED]
-    for request in sorted(held, key=lambda r: (r.batch, r.order)):
+    unplaced = [state.requests[r] for r in gateway.requests if state.requests[r].phase is Phase.UNPLACED]
+    for request in sorted(unplaced, key=lambda r: (r.batch, r.order)):
         admit(state, state.pool(request.pool), request)
 
 
@@ -124,7 +124,7 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
 
 def on_started(state: State, gateway: GatewayStream, started: Started) -> None:
     """Note that a runner computes a request: its Assign cannot expire. The token runner has taken over if told so."""
-    request = _of(state, gateway, started.request_id)
+    request = _request_of(state, gateway, started.request_id)
     if request is None or request.epoch != started.epoch or request.placement is None:
         return
     if started.handed_off:
@@ -136,14 +136,14 @@ def on_started(state: State, gateway: GatewayStream, started: Started) -> None:
 
 
 def on_cancel(state: State, gateway: GatewayStream, cancel: Cancel) -> None:
-    request = _of(state, gateway, cancel.request_id)
+    request = _request_of(state, gateway, cancel.request_id)
     if request is not None:
         drop(state, request, cancel.emitted_tokens)
 
 
 def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> None:
     """Buffer an outcome until it is stored, and learn from it; the request is over."""
-    request = _of(state, gateway, report.request_id)
+    request = _request_of(state, gateway, report.request_id)
     if request is not None:
         pool = state.pool(request.pool)
         state.reservations.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
@@ -183,13 +183,13 @@ def drain_unknown(state: State, pool: Pool, digest: str) -> None:
     """Drain a digest that streams use and the registry lacks (it was deleted before this process started)."""
     grace_s, drain_s = state.config.route_grace_s, pool.drain_s(state.config)
     pool.adapters.drain(DesiredAdapter(digest, 0, 0, False), state.now, grace_s, drain_s)
-    until = pool.adapters.draining[digest].grace_until
-    state.timers.set(Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest), until)
+    grace_until = pool.adapters.draining[digest].grace_until
+    state.timers.set(Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest), grace_until)
 
 
 def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason, str] | None:
     """Return why a request has no known pool or adapter, or None. One accepted once may finish on a gone digest."""
-    if not state.registry.known:
+    if not state.registry.is_known:
         return None
     pool = state.pools.get(submit.pool)
     if pool is None or pool.spec is None:
@@ -231,7 +231,7 @@ def _expected(state: State, runner_id: RunnerId) -> RunnerAccount | None:
     return state.runners.present(runner_id)
 
 
-def _of(state: State, gateway: GatewayStream, request_id: str) -> Request | None:
+def _request_of(state: State, gateway: GatewayStream, request_id: str) -> Request | None:
     """Return the request, if it is that gateway's."""
     request = state.requests.get(request_id)
     return request if request is not None and request.gateway == gateway.id else None

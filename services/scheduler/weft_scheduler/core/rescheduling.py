@@ -40,8 +40,8 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
         state.emit(Stale("failed", failed.request_id, "second trigger of this epoch"))
         return
     assert request.placement is not None
-    both = request.placement.runners
-    runners = tuple([one for one in both if one == failed.runner]) or both
+    runner_ids = request.placement.runners
+    runners = tuple([one for one in runner_ids if one == failed.runner]) or runner_ids
     if request.tokens.emitted > request.tokens.start_emitted:
         request.classes.keep()
         if failed.reason is FailReason.NO_CAPACITY:
@@ -136,9 +136,9 @@ def _avoid_after(state: State, gateway: GatewayStream, request: Request, runner_
     config = state.config
     match failed.reason:
         case FailReason.SESSION_LOST if state.runners.present(runner_id) is not None:
-            until = gateway.lost_session(runner_id, state.now, config.avoid_s)
-            if until is not None:
-                state.timers.set_earlier(Timer(TimerKind.GATEWAY_AVOIDANCE, gateway.id), until)
+            avoided_until = gateway.lost_session(runner_id, state.now, config.avoid_s)
+            if avoided_until is not None:
+                state.timers.set_earlier(Timer(TimerKind.GATEWAY_AVOIDANCE, gateway.id), avoided_until)
         case FailReason.NO_CAPACITY:
             # the runner's book was right and ours was late; a report is on its way
             pause_s = config.no_capacity_s * 2 ** min(request.history.capacity_refusals - 1, 16)

@@ -60,16 +60,16 @@ class RouteTable:
 
     def set_keys(self, keys: Iterable[KeyRoute]) -> bool:
         """Take all API keys. True where that is a change."""
-        before, self.keys = self.keys, {key.key_hash: key for key in keys}
-        changed = [h for h in {**before, **self.keys} if before.get(h) != self.keys.get(h)]
+        old_keys, self.keys = self.keys, {key.key_hash: key for key in keys}
+        changed = [h for h in {**old_keys, **self.keys} if old_keys.get(h) != self.keys.get(h)]
         self._changed_keys |= dict.fromkeys(changed)
-        known, self.keys_known = self.keys_known, True
-        return bool(changed) or not known
+        were_known, self.keys_known = self.keys_known, True
+        return bool(changed) or not were_known
 
-    def trust_keys(self, *, known: bool) -> bool:
+    def trust_keys(self, *, are_known: bool) -> bool:
         """Let gateways go by the keys, or not. True where that is a change."""
-        before, self.keys_known = self.keys_known, known
-        return before != known
+        were_known, self.keys_known = self.keys_known, are_known
+        return were_known != are_known
 
     def pool_changed(self, pool: str) -> None:
         """Note that what gateways know of a pool may have changed."""
@@ -109,7 +109,7 @@ class RouteTable:
         removed_keys = [key_hash for key_hash, key in keys.items() if key is None and key_hash in self.book.keys]
         unserved = {uid: self.unserved.get(uid) for uid in sorted(self._changed_unserved)}
         changed_unserved = [u for uid, u in unserved.items() if u is not None and u != self.book.unserved.get(uid)]
-        removed_unserved = [uid for uid, one in unserved.items() if one is None and uid in self.book.unserved]
+        removed_unserved = [uid for uid, refusal in unserved.items() if refusal is None and uid in self.book.unserved]
         self._changed_models, self._changed_pools, self._changed_keys, self._changed_unserved = {}, {}, {}, {}
         content = (
             routes, removed_models, changed_pools, removed_pools, changed_keys, removed_keys, changed_unserved,
@@ -176,16 +176,16 @@ class RouteTable:
         for name in sorted(self._changed_models):
             claims = self._claims.get(name)
             winner = min(claims.values(), key=_age) if claims else None
-            before = self.book.routes.get(name)
-            if winner == before:
+            old_route = self.book.routes.get(name)
+            if winner == old_route:
                 continue
             if winner is not None:
                 changed.append(winner)
                 uids[winner.uid] = None
             else:
                 removed.append(name)
-            if before is not None:
-                uids[before.uid] = None
+            if old_route is not None:
+                uids[old_route.uid] = None
         return changed, removed, [*uids]
 
 

@@ -91,7 +91,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
     runner_id, report, spec = reported
     runner = state.runners.get(runner_id.uuid)
     if runner is None or runner.id != runner_id:
-        runner = _new_incarnation(state, runner_id, runner, known=spec is not None)
+        runner = _new_incarnation(state, runner_id, runner, is_known=spec is not None)
         if runner is None:
             if not state.runners.was_replaced(runner_id):
                 state.send(peer, Resync(runner_id))
@@ -109,7 +109,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
             if request.runner == runner.id:
                 request.classes.assign(runner.spec.numerics_class)
             account(runner, request, state.pool(request.pool))
-    before, interval_s, loaded = runner.report.figures, state.now - runner.report.taken_s, runner.accounts.is_loaded
+    old, taken_s, loaded = runner.report.figures, runner.report.taken_s, runner.accounts.is_loaded
     measured = runner.report.version is not None and runner.contact is Contact.PRESENT
     try:
         acknowledged, errors = runner.accounts.apply(report, state.now)
@@ -127,10 +127,11 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         _expect_no_longer(state, runner_id)
         if runner.confirm(peer.name) and pool.fleet.confirm(runner):  # from here on it can be placed on
             pool.waiting.recheck()
-    if measured and loaded and runner.role is not RunnerRole.PROMPT and 0 < interval_s < MAX_INTERVAL_S:
-        pool.scaling.autoscaler.throughput.measure(max(0, runner.report.figures.tokens - before.tokens), interval_s)
-    if measured and (found := runner.report.figures.prefix_reused_tokens - before.prefix_reused_tokens) > 0:
-        pool.scaling.reuse.find(found, state.now)
+    if measured and loaded and runner.role is not RunnerRole.PROMPT and 0 < state.now - taken_s < MAX_INTERVAL_S:
+        tokens = max(0, runner.report.figures.tokens - old.tokens)
+        pool.scaling.autoscaler.throughput.measure(tokens, state.now - taken_s)
+    if measured and (reused := runner.report.figures.prefix_reused_tokens - old.prefix_reused_tokens) > 0:
+        pool.scaling.reuse.find(reused, state.now)
     for request_id in acknowledged:
         acknowledge(state, state.requests[request_id])
     if report.sequences:
@@ -139,7 +140,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         pool.fleet.set_errors(runner, errors)
         _mark_statuses(state, pool, errors)
     _update_readiness(state, pool, runner)
-    if runner.report.figures.draining is not before.draining:
+    if runner.report.figures.draining is not old.draining:
         pool.fleet.drains(runner)
         migration.expect_at_once(state, pool)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
@@ -206,7 +207,7 @@ def on_checked(state: State, gateway: GatewayStream, checked: RunnerChecked) -> 
     if checked.alive:
         _expect_no_check(state, runner.id)
         state.timers.set(Timer(TimerKind.RUNNER_UNREPORTED, runner.id.uuid), state.now + state.config.absent_s)
-    elif not any(runner.id in other.checks for other in state.gateways.values()):
+    elif not any(runner.id in gateway_stream.checks for gateway_stream in state.gateways.values()):
         on_runner_lost(state, runner.id, NOT_ALIVE)
 
 
@@ -235,7 +236,7 @@ def push_desired(
     `change`: what has changed since `base_version`. `unknown`: digests on its disk that the registry does not have.
     """
     adapters = pool.adapters
-    if not (state.registry.known and adapters.version and runner.contact is Contact.PRESENT):
+    if not (state.registry.is_known and adapters.version and runner.contact is Contact.PRESENT):
         return
     if change is not None and base_version and runner.sent.desired_version == base_version:
         desired = change
@@ -256,13 +257,13 @@ def resync_all(state: State) -> None:
 
 
 def _new_incarnation(
-    state: State, runner_id: RunnerId, present: RunnerAccount | None, *, known: bool
+    state: State, runner_id: RunnerId, present: RunnerAccount | None, *, is_known: bool
 ) -> RunnerAccount | None:
     """Return the record of an incarnation that is not the present one; a new one ends the old one at once."""
     if state.runners.was_replaced(runner_id):
         state.emit(Stale("report", runner_id.uuid, "that incarnation was replaced"))
         return None
-    if not known:
+    if not is_known:
         return None
     if present is not None:
         state.runners.replace(present.id)
@@ -283,20 +284,20 @@ def _unconfirm(state: State, runner: RunnerAccount) -> None:
 def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
     """Count a runner among the pool's Ready ones under the desired version that it has applied, or not."""
     figures, adapters = runner.report.figures, pool.adapters
-    if not runner.serving and (
-        figures.ready or runner.serves(((a.digest, a.pinned, a.tier) for a in adapters.held.values()), adapters.version)
-    ):
-        runner.serve()
-    known = figures.desired_version if figures.desired_version <= adapters.version else 0  # of another process
-    version = known if runner.contact and figures.ready and not figures.draining else None
-    before = runner.ready_version
-    if version != before:
+    if not runner.serving:
+        required = ((a.digest, a.pinned, a.tier) for a in adapters.published.values())
+        if figures.ready or runner.serves(required, adapters.version):
+            runner.serve()
+    applied = figures.desired_version * (figures.desired_version <= adapters.version)  # 0: of an earlier scheduler
+    version = applied if runner.contact and figures.ready and not figures.draining else None
+    old_version = runner.ready_version
+    if version != old_version:
         count = pool.fleet.ready.count
         pool.fleet.ready.put(runner, version)
         if pool.fleet.ready.count != count:
             state.routes.pool_changed(pool.name)
             _mark_statuses(state, pool, pool.fleet.load_failures)
-        _mark_statuses(state, pool, adapters.held_after(min(v for v in (before, version) if v is not None)))
+        _mark_statuses(state, pool, adapters.held_after(min(v for v in (old_version, version) if v is not None)))
         state.mark_dirty(pool.name)
 
 
@@ -320,7 +321,7 @@ def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerRepor
 
 def _unknown_digests(state: State, pool: Pool, report: RunnerReport) -> tuple[str, ...]:
     """Return the digests that the runner has and the registry does not know."""
-    if not state.registry.known:
+    if not state.registry.is_known:
         return ()
     on_runner = (a.digest for a in report.adapters if a.tier >= Tier.DISK)
     return tuple(digest for digest in on_runner if not pool.adapters.knows(digest))

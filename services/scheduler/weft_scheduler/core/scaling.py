@@ -36,10 +36,10 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
         if deadline is not None:
             state.timers.set(Timer(TimerKind.SCALE_DOWN, pool.name), deadline)
         going = autoscaler.surplus(phases.groups)
-    kept = [*_candidates(pool, autoscaler.victims)]
+    staying = [*_candidates(pool, autoscaler.victims)]
     # All runners are compared (1.1 ms for 1,000) only where more have to go than before, at most once a publication.
-    everybody = [*_candidates(pool, pool.fleet.runners)] if autoscaler.needs_more(going, kept) else kept
-    for uuid in autoscaler.select_victims(going, kept, everybody):
+    everybody = [*_candidates(pool, pool.fleet.runners)] if autoscaler.needs_more(going, staying) else staying
+    for uuid in autoscaler.select_victims(going, staying, everybody):
         runner = state.runners.get(uuid)
         if runner is not None and runner.cordon(uuid in autoscaler.victims):
             state.update_runner(runner)

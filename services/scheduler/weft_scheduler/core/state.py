@@ -83,14 +83,14 @@ class RegistryState:
     """The adapters and canaries that a registry has sent. `known`: a whole snapshot has come."""
 
     def __init__(self) -> None:
-        self.known = False
+        self.is_known = False
         self.adapter_pool: dict[str, str] = {}  # adapter uid -> pool
         self.canaries: dict[str, tuple[str, CanaryCounts]] = {}  # adapter uid -> the digest beside its canary, counts
         self.desired_changed: dict[str, None] = {}  # pools whose runners may have to hold something else
 
     def know(self) -> bool:
         """Remember that a snapshot is known. True where it is the first one."""
-        first, self.known = not self.known, True
+        first, self.is_known = not self.is_known, True
         return first
 
 
@@ -172,11 +172,11 @@ class State:
 
     def mark_schedulable(self, pool: str, changed: Iterable[str] | None = None) -> None:
         """Let a pool be scheduled, and its status differ: by a change of these runners only, or (None) of anything."""
-        known = self._schedulable.setdefault(pool, set())
-        if changed is None or known is None:
+        schedulable = self._schedulable.setdefault(pool, set())
+        if changed is None or schedulable is None:
             self._schedulable[pool] = None
         else:
-            known.update(changed)
+            schedulable.update(changed)
         self.mark_dirty(pool)
 
     def next_schedulable(self) -> str | None:

@@ -14,7 +14,7 @@ def on_status_due(state: State, _: Timer) -> None:
     """Publish everything that was gathered; of adapters a bounded number, the rest next time."""
     published = state.published
     pools = published.take_pools()
-    if not state.registry.known:
+    if not state.registry.is_known:
         return
     for name in pools:
         _publish_pool(state, name)
@@ -34,7 +34,7 @@ def publish_routes(state: State, *, without_keys: bool = False) -> None:
 
     A restarted scheduler's first table waits a little for the keys: without them gateways would reject every client.
     """
-    if not state.registry.known:
+    if not state.registry.is_known:
         return
     if not (state.routes.published or state.routes.keys_known or without_keys):
         state.timers.set_earlier(Timer(TimerKind.FIRST_ROUTES), state.now + state.config.first_routes_s)
@@ -107,7 +107,7 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
         observed_generation=spec.generation if state.settled else 0,
         slo=attainment,
         roles=roles,
-        wanted=pool.scaling.autoscaler.wanted if spec.split and spec.groups else None,
+        wanted=pool.scaling.autoscaler.target if spec.split and spec.groups else None,
         kv_pages=pool.fleet.ready.min_pages,
     )
 
@@ -138,11 +138,11 @@ def _publish_adapter(state: State, uid: str) -> None:
 
 def _unavailable_runners(pool: Pool, digest: str) -> int:
     """Return how many Ready runners do not serve a digest: they failed to load it, or have to hold it and do not."""
-    since = pool.adapters.held_since.get(digest, 0)
-    count = sum(runners for version, runners in pool.fleet.ready.versions.items() if version < since)
+    held_since = pool.adapters.held_since.get(digest, 0)
+    count = sum(runners for version, runners in pool.fleet.ready.versions.items() if version < held_since)
     for uuid in pool.fleet.load_failures.get(digest, ()):
         version = pool.fleet.runners[uuid].ready_version if uuid in pool.fleet.runners else None
-        count += version is not None and version >= since
+        count += version is not None and version >= held_since
     return count
 
 
@@ -159,10 +159,12 @@ def _is_gone(state: State, uid: str, deletion: PendingDeletion) -> bool:
         return False
     if pool is None:
         return True  # no runner is there
-    own = [digest for digest in deletion.digests if not pool.adapters.registered(digest)]  # digests of no other adapter
-    if any(digest in pool.adapters.draining for digest in own):
+    deleted_digests = [
+        digest for digest in deletion.digests if not pool.adapters.registered(digest)
+    ]  # digests of no other adapter
+    if any(digest in pool.adapters.draining for digest in deleted_digests):
         return False  # streams may still use it
-    return not own or all(version >= pool.adapters.removed_version for version in pool.fleet.ready.versions)
+    return not deleted_digests or all(version >= pool.adapters.removed_version for version in pool.fleet.ready.versions)
 
 
 def _send(state: State, status: PoolStatus | AdapterStatus) -> None:

@@ -48,10 +48,10 @@ class PoolView:
 
     def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> Choice | None:
         """Return where a request runs, of its own numerics class first; None where no open shape can take it."""
-        place, kept = self._pool.fleet.placement.place, self._pool.kept_from(request, request.waiting.tokens)
-        choice = place(self._ask(request, request.classes.latest, kept), closed)
+        place, reserved = self._pool.fleet.placement.place, self._pool.kept_from(request, request.waiting.tokens)
+        choice = place(self._ask(request, request.classes.latest, reserved), closed)
         if choice is None and request.classes.latest and not self._required_class(request):
-            choice = place(self._ask(request, "", kept), closed)
+            choice = place(self._ask(request, "", reserved), closed)
         return choice
 
     def waits_for(self, request: Request, choice: Choice) -> bool:
@@ -85,7 +85,7 @@ class PoolView:
         waits = not state.settled or pool.fleet.accepts(rank, request.tokens.context, computed_by)
         return computed_by if waits else ""
 
-    def _ask(self, request: Request, numerics_class: str, kept: AbstractSet[str] = frozenset()) -> PlacementRequest:
+    def _ask(self, request: Request, numerics_class: str, reserved: AbstractSet[str] = frozenset()) -> PlacementRequest:
         rank, n_bytes = self._pool.adapters.size(request.adapter)
         return PlacementRequest(
             adapter=request.adapter,
@@ -94,7 +94,7 @@ class PoolView:
             footprint_tokens=request.waiting.tokens,
             context_tokens=request.tokens.context,
             numerics_class=numerics_class,
-            avoid=self._avoided(request) | kept,
+            avoid=self._avoided(request) | reserved,
             skip_limit=self._state.config.skip_limit,
             prefill_tokens=request.tokens.prefill,
             one_runner=not self._pool.splits(request),
@@ -102,12 +102,12 @@ class PoolView:
 
     def _avoided(self, request: Request) -> AbstractSet[str]:
         """Return the uuids of the present incarnations that a request avoids."""
-        state, own = self._state, request.history.avoidance
+        state, avoidance = self._state, request.history.avoidance
         of_gateway = state.gateways[request.gateway].avoidance
-        if own is None and not of_gateway:
+        if avoidance is None and not of_gateway:
             return frozenset()
-        both = (*of_gateway.current(state.now), *(own.current(state.now) if own is not None else ()))
-        return {runner_id.uuid for runner_id in both if self._state.runners.present(runner_id)}
+        avoided = (*of_gateway.current(state.now), *(avoidance.current(state.now) if avoidance is not None else ()))
+        return {runner_id.uuid for runner_id in avoided if self._state.runners.present(runner_id)}
 
 
 class BatchView(PoolView):
@@ -118,11 +118,11 @@ class BatchView(PoolView):
         bounds = config.starvation_bound, config.window
         return QueuePass(overtaking or batch.overtaking, batch.queue, self._pool.fleet.placement, *bounds)
 
-    def _ask(self, request: Request, numerics_class: str, kept: AbstractSet[str] = frozenset()) -> PlacementRequest:
+    def _ask(self, request: Request, numerics_class: str, reserved: AbstractSet[str] = frozenset()) -> PlacementRequest:
         total, fleet = self._pool.fleet.capacity.sum, self._pool.fleet
         footprint = self._pool.waiting.batch.footprint(request, total.kv_tokens // max(1, total.for_tokens))
         avoid = fleet.crowded | self._avoided(request)
-        return replace(super()._ask(request, numerics_class, kept), footprint_tokens=footprint, avoid=avoid)
+        return replace(super()._ask(request, numerics_class, reserved), footprint_tokens=footprint, avoid=avoid)
 
 
 def infeasible_reason(state: State, pool: Pool, request: Request) -> tuple[RejectReason, str] | None:

@@ -63,10 +63,10 @@ class Leases:
             expired.append(runner)
         return expired
 
-    def hold_all(self, earliest_end: float) -> None:
-        """Keep every lease until `earliest_end`, and keep the order of the leases."""
-        self._held_until = max(self._held_until, earliest_end)
-        self._expires = OrderedDict((uuid, (max(at, earliest_end), id_)) for uuid, (at, id_) in self._expires.items())
+    def hold_all(self, deadline: float) -> None:
+        """Keep every lease until `deadline`, and keep the order of the leases."""
+        self._held_until = max(self._held_until, deadline)
+        self._expires = OrderedDict((uuid, (max(at, deadline), id_)) for uuid, (at, id_) in self._expires.items())
 
     def next_deadline(self) -> float | None:
         """Return the end of the next lease to expire unless renewed."""

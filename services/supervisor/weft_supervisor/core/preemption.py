@@ -82,10 +82,10 @@ def select_victim(book: RunnerBook) -> PreemptDecision | None:
     if not waiting:
         return None
     candidates = victim_candidates(here, lambda sequence: sequence.priority)
-    leaving = [s for s in waiting if paused[s.request_id, s.epoch].leaves and s in candidates]
+    leaving = [one for one in waiting if paused[one.request_id, one.epoch].leaves and one in candidates]
     movable = [sequence for sequence in candidates if not sequence.stays]
     victim = latest_arrival(leaving or movable or candidates, lambda sequence: sequence.arrived_ms)
-    growth = paused.get((victim.request_id, victim.epoch))
-    reservation = growth.reservation_tokens if growth else victim.reservation_tokens
+    allotment = paused.get((victim.request_id, victim.epoch))
+    reservation = allotment.reservation_tokens if allotment else victim.reservation_tokens
     oldest = min(waiting, key=lambda sequence: (sequence.priority, sequence.arrived_ms))
     return PreemptDecision(book.spec.runner, victim.request_id, victim.epoch, oldest.request_id, reservation)

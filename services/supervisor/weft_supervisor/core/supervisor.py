@@ -164,8 +164,8 @@ class Supervisor:
             self._review_victims()
         else:
             content = event.message if isinstance(event, Received) else event
-            for kind, message_type, handler in self._handlers:
-                if event.peer.kind is kind and isinstance(content, message_type):
+            for kind, peer_kind, handler in self._handlers:
+                if event.peer.kind is kind and isinstance(content, peer_kind):
                     handler(event.peer, content)
         # 3. Expired leases.
         for id_ in self.leases.expire(now):

@@ -100,7 +100,8 @@ class Split:
         found: list[np.ndarray] = [np.empty(0)] * len(self.stages[0])
         for index, stage in enumerate(self.stages):
             given = [None] * len(stage) if index == 0 else found
-            found = list(self._threads.map(lambda one, x: one.run(step, hidden=x), stage, given))
+            steps = [StepInput.unpacked(step.packed()) for _ in stage]  # a step belongs to one thread
+            found = list(self._threads.map(lambda one, mine, x: one.run(mine, hidden=x), stage, steps, given))
         return found[0].copy()
 
 

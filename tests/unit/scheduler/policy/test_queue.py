@@ -311,7 +311,7 @@ def test_a_sorted_queue_is_a_sorted_list(steps: list[tuple[bool, int]], bucket: 
             assert queue.last() == (((max(model),), model[max(model)]) if model else None)
             for key in range(-1, 31):
                 above = min((k for k in model if k > key), default=None)
-                assert queue.after((key,)) == (None if above is None else ((above,), model[above]))
+                assert queue.successor((key,)) == (None if above is None else ((above,), model[above]))
     with pytest.raises(KeyError):
         queue.remove((99,))
 

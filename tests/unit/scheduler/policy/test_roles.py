@@ -79,7 +79,7 @@ def test_a_groups_runners_are_in_its_phase_and_others_where_they_are_faster() ->
 def test_who_exchanges_no_kv_is_mixed() -> None:
     alone = [*fleet(3, domain=NONE), PhaseRunner("z", OTHER, None, 1e-4, 5e-4)]
     assert counts(planned(alone), alone) == {MIXED: 4}
-    assert planned(alone).why == "no two runners can send KV to each other"
+    assert planned(alone).reason == "no two runners can send KV to each other"
     assert planned([]).prompt_share == 0.5
 
 
@@ -141,7 +141,7 @@ def test_the_least_loaded_become_mixed_one_after_the_other_and_one_of_each_side_
     for now, mixed in ((1.0, ["r006"]), (0.9 + GROW_S, ["r006"]), (1.0 + GROW_S, ["r006", "r007"])):
         roles.review(runners, now, waiting=True)
         assert [*roles.mixed] == mixed
-        assert roles.why.endswith(f"; {len(mixed)} do both while requests wait")
+        assert roles.reason.endswith(f"; {len(mixed)} do both while requests wait")
     roles.plan([*runners, PhaseRunner("new", M, TOKEN, 1e-4, 5e-4)], 2.0)
     assert [*roles.mixed] == ["r006", "r007"]
     roles.plan(runners[:8], 2.0)

@@ -69,8 +69,8 @@ class KnownAdapters:
 
     def protect(self) -> None:
         """Protect pinned adapters in their order: all slots but one, and no more pages than one adapter may hold."""
-        before, self.protected, left = self.protected, list[Adapter](), self._slots.max_pages
-        for adapter in before:
+        old_protected, self.protected, left = self.protected, list[Adapter](), self._slots.max_pages
+        for adapter in old_protected:
             adapter.protect(protected=False, why_not=adapter.unpinned_reason)
         for adapter in islice(self._pinned.values(), max(0, self._slots.slots - 1)):
             needed = self._slots.pages_needed(adapter)
@@ -82,7 +82,7 @@ class KnownAdapters:
             if not reason:
                 self.protected.append(adapter)
                 left -= needed
-        for adapter in (*before, *self.protected):
+        for adapter in (*old_protected, *self.protected):
             self._slots.update(adapter)
 
     def missing_pinned(self) -> list[str]:

@@ -36,14 +36,14 @@ class AdapterManager:
         self.host = HostCache(host_bytes, self.effects.append, self.slots.mark_changed)
         self.prefetcher = TierPrefetcher(self.host, self.slots.mark_changed)
         self.queue = LoadQueue(self.slots, self.host, self.effects, starvation=starvation, keep_copies=keep_copies)
-        self.known = KnownAdapters(self.slots)
-        self.adapters = self.known.adapters
+        self.catalog = KnownAdapters(self.slots)
+        self.adapters = self.catalog.adapters
 
     # ---- sequences
 
     def acquire(self, digest: str, *, rank: int = 0, n_bytes: int = 0) -> bool:
         """Count a sequence in. True: its adapter is resident, it joins; False: it waits for `queue.take_ready`."""
-        adapter = self.known.get_or_add(digest)
+        adapter = self.catalog.get_or_add(digest)
         adapter.announce(rank, n_bytes)
         joins = adapter.state is LoadState.RESIDENT
         if joins:
@@ -102,7 +102,7 @@ class AdapterManager:
                 if n_bytes is not None:
                     adapter.take_size(n_bytes)
                     self.slots.mark_changed(adapter)
-                    self.known.protect()
+                    self.catalog.protect()
                 if adapter.copy is HostCopy.COPYING:
                     if host_bytes is not None and self.prefetcher.admits(adapter, host_bytes):
                         self.host.hold(adapter, host_bytes)
@@ -148,10 +148,10 @@ class AdapterManager:
 
     def apply(self, change: DesiredChange) -> None:
         """Take what has to be held, as a whole or as a change; removed adapters go after their last sequence."""
-        for adapter in self.known.apply(change):
+        for adapter in self.catalog.apply(change):
             self.prefetcher.set_target(adapter)
             self.slots.mark_changed(adapter)
-        self.known.protect()
+        self.catalog.protect()
         self.prefetcher.plan()
         if change.full:
             self.effects.append(Retain(frozenset(self.adapters)))
@@ -164,9 +164,9 @@ class AdapterManager:
 
     def not_ready_reason(self) -> str:
         """Say why requests should not come here yet; "": they may."""
-        if self.known.version is None:
+        if self.catalog.version is None:
             return "desired adapters are not known yet"
-        if missing := self.known.missing_pinned():
+        if missing := self.catalog.missing_pinned():
             return f"{len(missing)} pinned adapters are not resident yet"
         below = self.prefetcher.missing()
         return f"{len(below)} adapters are not held at their tier yet" if below else ""
@@ -175,15 +175,15 @@ class AdapterManager:
 
     def infeasible_reason(self, digest: str) -> str:
         """Say why this device can never hold an adapter, by its true size; "": it can."""
-        adapter, most = self.known.peek(digest), self.slots.max_pages
-        if (needed := self.slots.pages_needed(adapter)) <= most:
+        adapter, max_pages = self.catalog.peek(digest), self.slots.max_pages
+        if (needed := self.slots.pages_needed(adapter)) <= max_pages:
             return ""
         total = self.slots.pages.total_pages
-        return f"{adapter.n_bytes} bytes are {needed} pages; of {total} an adapter may hold {most}"
+        return f"{adapter.n_bytes} bytes are {needed} pages; of {total} an adapter may hold {max_pages}"
 
     def pages_beside(self, digest: str, *, announced: bool) -> int:
         """Count pages that sequences of this adapter cannot have. `announced`: by a size that was not measured, too."""
-        adapter = self.known.peek(digest)
+        adapter = self.catalog.peek(digest)
         return self.slots.pages_needed(adapter) if adapter.size_known or announced else 0
 
     def pages_to_load(self, digests: Iterable[str]) -> int:
@@ -217,15 +217,15 @@ class AdapterManager:
         A pinned adapter that was evicted so that sequences could run waits for a slot again at once; one that failed
         waits for `retry`.
         """
-        queue, known = self.queue, self.known
-        for adapter in known.protected:
+        queue, catalog = self.queue, self.catalog
+        for adapter in catalog.protected:
             if not (adapter.resident or adapter.error):
                 queue.put(adapter)
         if queue.adapters:
-            queue.keep(known.missing_pinned())  # a pinned adapter waits for itself
+            queue.keep(catalog.missing_pinned())  # a pinned adapter waits for itself
         if self.prefetcher.beside_kv and not self.host.kv_bytes:
             self.prefetcher.plan()
-        if known.version is not None and (forgotten := known.take_forgotten()):
+        if catalog.version is not None and (forgotten := catalog.take_forgotten()):
             for adapter in forgotten:
                 self._empty(adapter)
             self.effects.append(Retain(frozenset(self.adapters)))
@@ -247,7 +247,7 @@ class AdapterManager:
         self.slots.mark_changed(adapter)
 
     def _enqueue_pinned(self) -> None:
-        for digest in self.known.missing_pinned():
+        for digest in self.catalog.missing_pinned():
             self.queue.put(self.adapters[digest])
         self.reconcile()
 
@@ -256,11 +256,11 @@ def check_adapters(manager: AdapterManager) -> None:
     """Slots, pages, copies and references balance; an adapter queues only if it has to."""
     adapters, queued = manager.adapters, manager.queue.adapters
     manager.slots.check()
-    manager.known.check()
+    manager.catalog.check()
     check_host_cache(manager.host)
     check_prefetcher(manager.prefetcher, adapters.values())
     assert {a.digest for a in manager.slots.by_slot.values()} == {d for d, a in adapters.items() if a.slot is not None}
-    assert {d for d, a in adapters.items() if a.copy is HostCopy.HELD} == set(manager.host.held)
+    assert {d for d, a in adapters.items() if a.copy is HostCopy.HELD} == set(manager.host.adapters)
     for digest, adapter in adapters.items():
         check_adapter(adapter)
         assert adapter.waiting == 0 or adapter.state is LoadState.LOADING or digest in queued, adapter

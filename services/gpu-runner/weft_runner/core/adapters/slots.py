@@ -43,8 +43,8 @@ class AdapterSlots:
     @property
     def max_pages(self) -> int:
         """The pages that one adapter may hold."""
-        most = self.pages.total_pages - max(1, self.pages.total_pages // KV_SHARE)
-        return most if self.pages.most_adapter_pages is None else min(most, self.pages.most_adapter_pages)
+        max_pages = self.pages.total_pages - max(1, self.pages.total_pages // KV_SHARE)
+        return max_pages if self.pages.most_adapter_pages is None else min(max_pages, self.pages.most_adapter_pages)
 
     def pages_needed(self, adapter: Adapter) -> int:
         """The pages that it takes. An announced size is a hint: it never makes an adapter infeasible."""
@@ -81,10 +81,10 @@ class AdapterSlots:
             self._unused[digest] = adapter, adapter.protected, n_pages
             self._unused_pages[adapter.protected] += n_pages
 
-    def evictable_pages(self, beside: str = "", *, pinned_too: bool = False) -> int:
+    def evictable_pages(self, except_for: str = "", *, pinned_too: bool = False) -> int:
         """Count the pages that unused adapters hold, but for that one."""
         n_pages = self._unused_pages[False] + (self._unused_pages[True] if pinned_too else 0)
-        _, protected, own_pages = self._unused.get(beside, (None, False, 0))
+        _, protected, own_pages = self._unused.get(except_for, (None, False, 0))
         return n_pages if protected and not pinned_too else n_pages - own_pages
 
     def on_use(self, adapter: Adapter) -> None:
@@ -113,13 +113,13 @@ class AdapterSlots:
         self.mark_changed(adapter)
         return True
 
-    def evict_for(self, n_pages: int, beside: str = "", *, pinned_too: bool = False) -> bool:
+    def evict_for(self, n_pages: int, except_for: str = "", *, pinned_too: bool = False) -> bool:
         """Free n pages. False: unused adapters, but for that one, together hold too few, and none was evicted."""
         if n_pages <= self.pages.free_pages:
             return True
-        if n_pages > self.pages.free_pages + self.evictable_pages(beside, pinned_too=pinned_too):
+        if n_pages > self.pages.free_pages + self.evictable_pages(except_for, pinned_too=pinned_too):
             return False
-        evictions = iter(self._in_eviction_order(beside, pinned_too=pinned_too))
+        evictions = iter(self._in_eviction_order(except_for, pinned_too=pinned_too))
         while n_pages > self.pages.free_pages:
             self._evict(next(evictions))
         return True
@@ -137,16 +137,16 @@ class AdapterSlots:
 
     def check(self) -> None:
         """Check that a slot has one adapter with exactly its pages, and that counts are true."""
-        taken = self.by_slot
-        assert len(taken) <= self.slots, taken
-        assert all(0 <= slot < self.slots and adapter.slot == slot for slot, adapter in taken.items())
-        for adapter in taken.values():
+        slots = self.by_slot
+        assert len(slots) <= self.slots, slots
+        assert all(0 <= slot < self.slots and adapter.slot == slot for slot, adapter in slots.items())
+        for adapter in slots.values():
             assert len(adapter.pages) == self.pages_needed(adapter) <= self.max_pages, adapter
             assert not (adapter.state is LoadState.DRAINING and adapter.protected and adapter.running), adapter
-        assert sorted([*self._free_slots, *taken]) == list(range(len(self._free_slots) + len(taken)))
+        assert sorted([*self._free_slots, *slots]) == list(range(len(self._free_slots) + len(slots)))
         for state, adapters in self._by_state.items():
-            assert adapters == {a.digest: a for a in taken.values() if a.state is state}, (state, adapters)
-        counted = {a.digest: (a, a.protected, len(a.pages)) for a in taken.values() if _is_unused(a)}
+            assert adapters == {a.digest: a for a in slots.values() if a.state is state}, (state, adapters)
+        counted = {a.digest: (a, a.protected, len(a.pages)) for a in slots.values() if _is_unused(a)}
         assert self._unused == counted, (self._unused, counted)
         for protected, n_pages in self._unused_pages.items():
             assert n_pages == sum(n for _, kind, n in counted.values() if kind is protected), counted
@@ -155,9 +155,9 @@ class AdapterSlots:
         self._clock = max(self._clock, adapter.value)
         self.unload(adapter)
 
-    def _in_eviction_order(self, beside: str = "", *, pinned_too: bool) -> list[Adapter]:
+    def _in_eviction_order(self, except_for: str = "", *, pinned_too: bool) -> list[Adapter]:
         """Draining adapters first, then the least valuable; pinned ones last."""
-        unused = [a for a, *_ in self._unused.values() if (pinned_too or not a.protected) and a.digest != beside]
+        unused = [a for a, *_ in self._unused.values() if (pinned_too or not a.protected) and a.digest != except_for]
         return sorted(unused, key=lambda a: (a.protected, a.state is not LoadState.DRAINING, a.value, a.slot))
 
 

@@ -40,16 +40,16 @@ class Draft(NamedTuple):
 def weigh(tokens: Sequence[int], classes: Sequence[int], shares: Sequence[float]) -> Draft:
     """Make a draft of guesses, each of its class."""
     gains = [1.0]
-    for one in classes:
-        if (gain := gains[-1] * shares[one]) < MIN_GAIN:
+    for token_class in classes:
+        if (gain := gains[-1] * shares[token_class]) < MIN_GAIN:
             break
         gains.append(gain)
     return Draft(tokens[: len(gains) - 1], classes, gains[1:])
 
 
-def weigh_alike(tokens: Sequence[int], one: int, shares: Sequence[float]) -> Draft:
+def weigh_alike(tokens: Sequence[int], token: int, shares: Sequence[float]) -> Draft:
     """Make a draft of guesses that are all of one class."""
-    return weigh(tokens, (one,) * len(tokens), shares)
+    return weigh(tokens, (token,) * len(tokens), shares)
 
 
 class Acceptance:
@@ -68,17 +68,19 @@ class Acceptance:
     def learn(self, draft: Draft, n_right: int, *, checked: bool) -> None:
         """Count the first guesses of a draft as right, and the one behind them as wrong where it was checked."""
         for at in range(n_right + checked):
-            one = draft.classes[at]
-            if self._tried[one] >= MAX_GUESSES:
-                self._accepted[one] *= 1.0 - 1.0 / MAX_GUESSES
-                self._tried[one] *= 1.0 - 1.0 / MAX_GUESSES
-            self._accepted[one] += at < n_right
-            self._tried[one] += 1.0
-            self.shares[one] = self._accepted[one] / self._tried[one]
+            token_class = draft.classes[at]
+            if self._tried[token_class] >= MAX_GUESSES:
+                self._accepted[token_class] *= 1.0 - 1.0 / MAX_GUESSES
+                self._tried[token_class] *= 1.0 - 1.0 / MAX_GUESSES
+            self._accepted[token_class] += at < n_right
+            self._tried[token_class] += 1.0
+            self.shares[token_class] = self._accepted[token_class] / self._tried[token_class]
 
     def pass_over(self, draft: Draft) -> None:
         """Count a draft whose first guess was not worth a try."""
-        one = draft.classes[0]
-        self._accepted[one] += (1.0 - FORGET) * (PRIOR_GUESSES * ALL_PRIORS[one] - self._accepted[one])
-        self._tried[one] += (1.0 - FORGET) * (PRIOR_GUESSES - self._tried[one])
-        self.shares[one] = self._accepted[one] / self._tried[one]
+        token_class = draft.classes[0]
+        self._accepted[token_class] += (1.0 - FORGET) * (
+            PRIOR_GUESSES * ALL_PRIORS[token_class] - self._accepted[token_class]
+        )
+        self._tried[token_class] += (1.0 - FORGET) * (PRIOR_GUESSES - self._tried[token_class])
+        self.shares[token_class] = self._accepted[token_class] / self._tried[token_class]

@@ -26,22 +26,22 @@ class CallerDraft:
         self._at = self._matched = 0  # where the next token is expected, and how many before it were right in a row
         self._lost, self._due, self._misses = False, 0, 0
 
-    def draft(self, tokens: Sequence[int], most: int, shares: Sequence[float]) -> Draft | None:
-        """Guess at most `most` tokens behind those of a sequence; None: its place in the draft is lost, or the end."""
+    def draft(self, tokens: Sequence[int], max_tokens: int, shares: Sequence[float]) -> Draft | None:
+        """Guess at most `max_tokens` next tokens of a sequence. None: its place in the draft is lost or at the end."""
         self._follow(tokens)
         if self._lost or self._at >= len(self._tokens):
             return None
-        guesses = self._tokens[self._at : self._at + most]
+        guesses = self._tokens[self._at : self._at + max_tokens]
         first = SUREST if self._matched else CHANGED
         return weigh(guesses, (first, *[SUREST] * (len(guesses) - 1)), shares)
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Take the tokens that are new."""
-        given = self._tokens
+        draft_tokens = self._tokens
         for token in tokens[self._seen :]:
             if self._lost:
                 break
-            if self._at < len(given) and given[self._at] == token:
+            if self._at < len(draft_tokens) and draft_tokens[self._at] == token:
                 self._matched += 1
             else:
                 self._lost, self._matched = not self._matched, 0
@@ -75,6 +75,6 @@ class CallerDraft:
 
     def _match(self, place: int, tail: Sequence[int]) -> int:
         """Count the tokens before a place that are the answer's last ones."""
-        before = self._tokens[max(0, place - len(tail)) : place]
-        pairs = zip(reversed(before), reversed(tail), strict=False)
-        return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(before), len(tail)))
+        context = self._tokens[max(0, place - len(tail)) : place]
+        pairs = zip(reversed(context), reversed(tail), strict=False)
+        return next((count for count, (left, right) in enumerate(pairs) if left != right), min(len(context), len(tail)))

@@ -74,8 +74,8 @@ class Drafter:
     def __init__(self, search: Search | None) -> None:
         self._search = search
         self.answers = RecentAnswers()
-        self._own: dict[str, _Own] = {}
-        self._given: dict[str, CallerDraft] = {}
+        self._of_sequences: dict[str, _Own] = {}
+        self._caller_drafts: dict[str, CallerDraft] = {}
         self._checked: dict[str, _Proposal] = {}  # rows of the present step
         self._drafts = self._guesses = self._accepted = 0
         self._step, self._rests = 0, (0, 0)  # the batch of that number has nothing due before that step
@@ -83,18 +83,23 @@ class Drafter:
     def rests(self, batch: Batch) -> bool:
         """Count a step; say whether nothing is searched for: its batch has no decode row, or none that is due."""
         self._step += 1
-        number, until = self._rests
-        idle = self._search is None and not self._given
-        return idle or (number == batch.number != 0 and self._step < until) or batch.n_prefills == len(batch.rows)
+        number, rest_until = self._rests
+        idle = self._search is None and not self._caller_drafts
+        return idle or (number == batch.number != 0 and self._step < rest_until) or batch.n_prefills == len(batch.rows)
 
     @property
     def figures(self) -> DraftFigures:
         return DraftFigures(self._drafts, self._guesses, self._accepted)
 
     def extend(
-        self, batch: Batch, sequences: Mapping[str, PoolSequence], max_guesses: Callable[[PoolSequence], int],
-        n_worth: Callable[[Sequence[float]], int], step_ms: float, now: float,
-    ) -> Batch:  # fmt: skip
+        self,
+        batch: Batch,
+        sequences: Mapping[str, PoolSequence],
+        max_guesses: Callable[[PoolSequence], int],
+        n_worth: Callable[[Sequence[float]], int],
+        step_ms: float,
+        now: float,
+    ) -> Batch:
         """Return a batch that has decode rows with guesses behind their tokens, or the batch itself.
 
         `max_guesses`: what a sequence's pages and its answer's length leave place for. `n_worth`: how many guesses pay
@@ -108,10 +113,12 @@ class Drafter:
         proposals = self._propose(of_rows, max_guesses, max_scan, now)
         if not proposals:
             if all(sequence.mask is None for sequence in of_rows):
-                self._rests = batch.number, min(self._own[one.key].answers.due for one in of_rows)
+                self._rests = batch.number, min(self._of_sequences[one.key].answers.due for one in of_rows)
             return batch
         # 2. Take as many guesses as pay, the likeliest first: within a row each is at most as likely as the one before.
-        ranked = [(gain, key) for key, one in proposals.items() if one is not None for gain in one.draft.gains]
+        ranked = [
+            (gain, key) for key, proposal in proposals.items() if proposal is not None for gain in proposal.draft.gains
+        ]
         ranked.sort(reverse=True)
         worth = n_worth([gain for gain, _ in ranked[:MAX_STEP_GUESSES]]) if ranked else 0
         counts: dict[str, int] = {}
@@ -122,14 +129,14 @@ class Drafter:
         for at, (key, adapter, n_tokens, samples, _) in enumerate(batch.rows):
             if key not in proposals:
                 continue
-            one, count, answers = proposals[key], counts.get(key, 0), self._own[key].answers
-            found = count > 0 and one is not None and one.acceptance is not answers.from_caller
-            answers.rest(self._step, found=found, max_steps=max_pause_steps)
-            if one is not None and count:
-                rows[at] = _row((key, adapter, n_tokens + count, samples, tuple(one.draft.tokens[:count])))
-                self._checked[key] = one
-            elif one is not None:  # what is known of its class fades, so that it is tried again some day
-                one.acceptance.pass_over(one.draft)
+            proposal, count, answers = proposals[key], counts.get(key, 0), self._of_sequences[key].answers
+            was_useful = count > 0 and proposal is not None and proposal.acceptance is not answers.from_caller
+            answers.rest(self._step, was_found=was_useful, max_steps=max_pause_steps)
+            if proposal is not None and count:
+                rows[at] = _row((key, adapter, n_tokens + count, samples, tuple(proposal.draft.tokens[:count])))
+                self._checked[key] = proposal
+            elif proposal is not None:  # what is known of its class fades, so that it is tried again some day
+                proposal.acceptance.pass_over(proposal.draft)
         if not worth:
             return batch
         self._drafts += len(self._checked)
@@ -139,7 +146,7 @@ class Drafter:
     def admit(self, sequence: PoolSequence) -> None:
         """Follow the draft that a request has."""
         if sequence.start.draft:
-            self._given[sequence.key] = CallerDraft(sequence.start.draft, len(sequence.start.prompt))
+            self._caller_drafts[sequence.key] = CallerDraft(sequence.start.draft, len(sequence.start.prompt))
 
     def learn(self, row: Row, sampled: Sequence[int]) -> DraftUse | None:
         """Take what a row with a draft sampled: leading guesses that were right, and one token more.
@@ -151,13 +158,13 @@ class Drafter:
         self._accepted += accepted
         wrong = accepted < len(row.drafted) and sampled[-1] != row.drafted[accepted]  # else its mask was late
         acceptance.learn(draft, accepted, checked=wrong)
-        given = acceptance is self._own[row.key].answers.from_caller
-        return DraftUse(accepted, len(row.drafted) - accepted) if given else None
+        from_caller = acceptance is self._of_sequences[row.key].answers.from_caller
+        return DraftUse(accepted, len(row.drafted) - accepted) if from_caller else None
 
     def remove(self, sequence: PoolSequence, now: float, *, ended: bool) -> None:
         """Forget a sequence; `ended`: its answer is whole, and others may repeat it."""
-        self._own.pop(sequence.key, None)
-        self._given.pop(sequence.key, None)
+        self._of_sequences.pop(sequence.key, None)
+        self._caller_drafts.pop(sequence.key, None)
         self._checked.pop(sequence.key, None)
         if self._search is not None and ended and sequence.n_emitted:
             self.answers.add(text_key(sequence.start), sequence.tokens[len(sequence.start.prompt) :], now)
@@ -169,56 +176,62 @@ class Drafter:
 
         Texts are searched for those that are due.
         """
-        queries, asked = list[DraftQuery](), list[tuple[PoolSequence, Acceptance]]()
-        found: dict[str, _Proposal | None] = {}
+        queries, acceptances = list[DraftQuery](), list[tuple[PoolSequence, Acceptance]]()
+        proposals: dict[str, _Proposal | None] = {}
         for sequence in sequences:
-            if (own := self._own.get(sequence.key)) is None:
-                own = self._own[sequence.key] = _Own(self.answers.use(text_key(sequence.start), now))
+            if (state := self._of_sequences.get(sequence.key)) is None:
+                state = self._of_sequences[sequence.key] = _Own(self.answers.use(text_key(sequence.start), now))
             forced = () if sequence.mask is None else sequence.mask.forced
-            due, given = self._search is not None and self._step >= own.answers.due, self._given.get(sequence.key)
-            if not forced and not due and given is None:
+            due, caller_draft = (
+                self._search is not None and self._step >= state.answers.due,
+                self._caller_drafts.get(sequence.key),
+            )
+            if not forced and not due and caller_draft is None:
                 continue
-            if (most := min(max_guesses(sequence), MAX_STEP_GUESSES)) <= 0:
+            if (max_guesses_now := min(max_guesses(sequence), MAX_STEP_GUESSES)) <= 0:
                 continue
-            found[sequence.key] = None
+            proposals[sequence.key] = None
             if forced:
-                acceptance = own.answers.from_grammar
-                draft = weigh_alike(forced[:most], SUREST, acceptance.shares)
-                found[sequence.key] = _Proposal(_wanted(sequence, draft), acceptance)
+                acceptance = state.answers.from_grammar
+                draft = weigh_alike(forced[:max_guesses_now], SUREST, acceptance.shares)
+                proposals[sequence.key] = _Proposal(_allowed_draft(sequence, draft), acceptance)
                 continue
-            acceptance = own.answers.from_caller
-            if given is not None and (draft := given.draft(sequence.tokens, most, acceptance.shares)) is not None:
-                found[sequence.key] = _Proposal(_wanted(sequence, draft), acceptance)
+            acceptance = state.answers.from_caller
+            if (
+                caller_draft is not None
+                and (draft := caller_draft.draft(sequence.tokens, max_guesses_now, acceptance.shares)) is not None
+            ):
+                proposals[sequence.key] = _Proposal(_allowed_draft(sequence, draft), acceptance)
             if not due:
                 continue
-            own.tokens.extend(sequence.tokens[len(own.tokens) :])
-            text, tail = own.answers, own.tokens
-            queries.append(_query((tail, tail, text.from_own.shares, most, 0)))
-            asked.append((sequence, text.from_own))
+            state.tokens.extend(sequence.tokens[len(state.tokens) :])
+            text, tail = state.answers, state.tokens
+            queries.append(_query((tail, tail, text.from_own.shares, max_guesses_now, 0)))
+            acceptances.append((sequence, text.from_own))
             if text.tokens:
                 first = max(0, len(text.tokens) - max_scan)
-                queries.append(_query((text.tokens, tail, text.from_answers.shares, most, first)))
-                asked.append((sequence, text.from_answers))
+                queries.append(_query((text.tokens, tail, text.from_answers.shares, max_guesses_now, first)))
+                acceptances.append((sequence, text.from_answers))
         drafts = self._search(queries) if queries and self._search is not None else ()
-        for (sequence, acceptance), draft in zip(asked, drafts, strict=True):
+        for (sequence, acceptance), draft in zip(acceptances, drafts, strict=True):
             if not draft.tokens:
                 if draft.classes:
                     acceptance.pass_over(draft)
                 continue
-            one, best = _wanted(sequence, draft), found[sequence.key]
-            if best is None or sum(one.gains) > sum(best.draft.gains):
-                found[sequence.key] = _Proposal(one, acceptance)
-        return found
+            proposal, best = _allowed_draft(sequence, draft), proposals[sequence.key]
+            if best is None or sum(proposal.gains) > sum(best.draft.gains):
+                proposals[sequence.key] = _Proposal(proposal, acceptance)
+        return proposals
 
 
 def _await_forced(sequences: Sequence[PoolSequence], most_s: float) -> None:
     """Wait until it is known what grammars leave no choice about behind these answers, `most_s` at most."""
-    masks = [one.mask.grammar for one in sequences if one.mask is not None]
+    masks = [sequence.mask.grammar for sequence in sequences if sequence.mask is not None]
     if grammars := [grammar for grammar in masks if grammar is not None]:
         grammars[0].await_forced(grammars, most_s)
 
 
-def _wanted(sequence: PoolSequence, draft: Draft) -> Draft:
+def _allowed_draft(sequence: PoolSequence, draft: Draft) -> Draft:
     """Cut a draft before a token that would end the answer, behind which nothing is wanted."""
     if sequence.end_tokens.isdisjoint(draft.tokens):
         return draft

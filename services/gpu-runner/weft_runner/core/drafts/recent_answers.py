@@ -45,9 +45,9 @@ class AdapterText:
     due: int = 0
     pause: int = 0
 
-    def rest(self, step: int, *, found: bool, max_steps: int) -> None:
+    def rest(self, step: int, *, was_found: bool, max_steps: int) -> None:
         """Search at every step where that has found what pays for one of its rows, else half as often as before."""
-        if found:
+        if was_found:
             self.pause, self.due = 0, step + 1
         elif self.due <= step:  # not for another row already
             self.pause = min(2 * self.pause + 1, max_steps)
@@ -85,12 +85,12 @@ class RecentAnswers:
     def add(self, key: TextKey, answer: Iterable[int], now: float) -> None:
         """Put a whole answer behind a text."""
         tokens = self.use(key, now).tokens
-        before = len(tokens)
+        length = len(tokens)
         tokens.extend(answer)
         tokens.append(END)
         if (surplus := len(tokens) - self._max_text_tokens) > 0:
             del tokens[: min(len(tokens), max(surplus, self._max_text_tokens // 8))]  # not a token at a time
-        self._grow(TOKEN_BYTES * (len(tokens) - before))
+        self._grow(TOKEN_BYTES * (len(tokens) - length))
 
     def _grow(self, n_bytes: int) -> None:
         self.n_bytes += n_bytes

@@ -28,8 +28,8 @@ COMPUTED = (*RUNNING, SequencePhase.PAUSED)
 class Parked(NamedTuple):
     """Since when a sequence is parked, and until when at most; after that nobody new is admitted before it runs."""
 
-    since: float
-    until: float
+    parked_at: float
+    resume_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,9 @@ class SequenceParking:
 
     def places_taken(self, now: float) -> int:
         """Count the sequences that have a place: all but those that are parked, and may be yet."""
-        return len(self._sequences) + len(self.deferred) - sum(now < one.until for one in self.parked.values())
+        return (
+            len(self._sequences) + len(self.deferred) - sum(now < parked.resume_at for parked in self.parked.values())
+        )
 
     @property
     def owed_pages(self) -> int:
@@ -71,7 +73,7 @@ class SequenceParking:
     def state_of(self, sequence: Sequence, now: float) -> Parking:
         """Return what a report says of a sequence."""
         if (parked := self.parked.get(sequence.key)) is not None:
-            return Parking.PARKED if now < parked.until else Parking.OVER
+            return Parking.PARKED if now < parked.resume_at else Parking.OVER
         return Parking.OVER if self._left_s(sequence) <= 0.0 else Parking.NONE
 
     # ---- moments of the pool
@@ -82,27 +84,31 @@ class SequenceParking:
         Returns the sequences whose KV has to be in host memory before the room is there.
         """
         places = self.places_taken(now) + 1 - self._max_sequences
-        may_park = [one for key in start.allotment.parks if (one := self._sequences.get(key)) and self._may_park(one)]
+        may_park = [
+            sequence
+            for key in start.allotment.parks
+            if (sequence := self._sequences.get(key)) and self._may_park(sequence)
+        ]
         parking, rest = may_park[: max(0, places)], may_park[max(0, places) :]
         # 1. who leaves for host memory: those that are parked, then others
         leaving, free = list[Sequence](), 0
         idle = (self._sequences[key] for key in self.parked)
-        for one in (*filter(self._may_leave, idle), *filter(self._may_leave, (*parking, *rest))):
+        for sequence in (*filter(self._may_leave, idle), *filter(self._may_leave, (*parking, *rest))):
             if free >= short_pages:
                 break
-            leaving.append(one)
-            free += self._pages.reserved_by(one.key)
-        parking += [one for one in leaving if one in rest]
+            leaving.append(sequence)
+            free += self._pages.reserved_by(sequence.key)
+        parking += [sequence for sequence in leaving if sequence in rest]
         if len(parking) < places or free < short_pages or len(self.parked) + len(parking) > self._max_sequences:
             return None
         # 2. they wait from the next batch on, their pages are free once they are copied
-        for one in parking:
-            self._park(one, now)
-        copied = [one.key for one in leaving if self._swapping.swap_out(one, parked=True)]
+        for sequence in parking:
+            self._park(sequence, now)
+        copied = [sequence.key for sequence in leaving if self._swapping.swap_out(sequence, parked=True)]
         if len(copied) < len(leaving):  # host memory is full
-            for one in parking:
-                if one.key not in copied:
-                    self._unpark(one, now)
+            for sequence in parking:
+                if sequence.key not in copied:
+                    self._unpark(sequence, now)
             return None
         return tuple(copied)
 
@@ -127,10 +133,10 @@ class SequenceParking:
     def expire(self, now: float) -> None:
         """Admit nobody new before those run whose time is over."""
         for key, parked in self.parked.items():
-            if now >= parked.until:
+            if now >= parked.resume_at:
                 self._pages.mark(key)
             else:
-                self._timers.set_earlier(("parked",), parked.until)
+                self._timers.set_earlier(("parked",), parked.resume_at)
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that is over."""
@@ -156,13 +162,15 @@ class SequenceParking:
 
     def _park(self, sequence: Sequence, now: float) -> None:
         parked = self.parked[sequence.key] = Parked(now, now + self._left_s(sequence))
-        self._timers.set_earlier(("parked",), parked.until)
+        self._timers.set_earlier(("parked",), parked.resume_at)
         self._pages.mark(sequence.key)
         self._scheduler.invalidate()
 
     def _unpark(self, sequence: Sequence, now: float) -> None:
         """Let a sequence run from the next batch on."""
-        self._spent_s[sequence.key] = self._spent_s.get(sequence.key, 0.0) + now - self.parked.pop(sequence.key).since
+        self._spent_s[sequence.key] = (
+            self._spent_s.get(sequence.key, 0.0) + now - self.parked.pop(sequence.key).parked_at
+        )
         self._pages.mark(sequence.key)
         self._scheduler.invalidate()
 
@@ -178,7 +186,7 @@ class SequenceParking:
             match self._sequences[key].phase:
                 case SequencePhase.SWAP_OUT:
                     continue
-                case SequencePhase.SWAPPED if now >= parked.until:
+                case SequencePhase.SWAPPED if now >= parked.resume_at:
                     self._swapping.swap.by_key[key].unpark()  # from now on it is owed its pages
                     yield key
                 case SequencePhase.SWAPPED:

@@ -37,12 +37,12 @@ class HostPrefixes:
 
     def find(self, names: Iterable[bytes]) -> list[CachedPage]:
         """The longest run of names, from the first one, that is there."""
-        found: list[CachedPage] = []
+        pages: list[CachedPage] = []
         for name in names:
             if (page := self._host.cached.get(name)) is None or page.number:
                 break
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     def save(self, page_ms: float, is_known: Callable[[str], bool]) -> None:
         """Begin to copy out what is about to be evicted, one copy at a time. What finds no room waits for its next use.

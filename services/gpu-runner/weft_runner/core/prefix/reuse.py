@@ -43,10 +43,10 @@ class PrefixReuse:
 
     def names(self, chain: PageHashChain | None, text: list[int], at: int) -> Iterable[bytes]:
         """Name a text's full pages from its page `at` on, as far as a token is left."""
-        most = (len(text) - 1) // self._pages.page_tokens
+        max_pages = (len(text) - 1) // self._pages.page_tokens
         if chain is None:
             return ()
-        return islice(chain.extend(text, most), at, most)
+        return islice(chain.extend(text, max_pages), at, max_pages)
 
     def admit(self, sequence: Sequence, shared: list[int]) -> None:
         """Count what a sequence that is admitted with these pages need not compute."""

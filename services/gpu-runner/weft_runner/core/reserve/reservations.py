@@ -84,8 +84,8 @@ class Reservations:
 
     def serve_paused(self, sequences: Mapping[str, Sequence]) -> None:
         """What is free goes to interactive ones, then to those who have waited longest."""
-        for key, wanted in sorted(self.paused.items(), key=lambda entry: sequences[entry[0]].start.priority):
-            if not self._grant(key, wanted):
+        for key, pages in sorted(self.paused.items(), key=lambda entry: sequences[entry[0]].start.priority):
+            if not self._grant(key, pages):
                 return
             del self.paused[key]
             sequences[key].resume()

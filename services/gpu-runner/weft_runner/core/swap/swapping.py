@@ -34,8 +34,8 @@ class Swapping:
         """
         at = sequence.in_kv // self._pages.page_tokens
         names = [*self._reuse.names(sequence.chain, sequence.tokens, at)]
-        if names and (behind := self.swap.arriving.get(names[0])):
-            self.swap.wait_for_copy(sequence, behind)
+        if names and (waiting_copy := self.swap.arriving.get(names[0])):
+            self.swap.wait_for_copy(sequence, waiting_copy)
         elif not (cached := self._host_prefixes.find(names)):
             return False
         else:
@@ -72,13 +72,13 @@ class Swapping:
         if victim.phase is SequencePhase.WAITING:
             return False
         pages = self._pages.pages_of(victim.key)
-        wanted = len(pages) + self._reservations.paused.get(victim.key, 0)
+        needed_pages = len(pages) + self._reservations.paused.get(victim.key, 0)
         if victim.swaps + 1 >= MAX_SWAPS:
-            wanted = max(wanted, self._pages.pages_for(victim.max_len))
+            needed_pages = max(needed_pages, self._pages.pages_for(victim.max_len))
         kv_pages = pages[: self._pages.pages_for(victim.in_kv)]
         recompute_ms = inf if parked else self._scheduler.step_time.prefill_ms(victim.in_kv)
         departure = self._scheduler.departures + 1
-        if not self.swap.swap_out(victim, kv_pages, wanted, recompute_ms, departure, parked=parked):
+        if not self.swap.swap_out(victim, kv_pages, needed_pages, recompute_ms, departure, parked=parked):
             return False
         self._reservations.remove(victim.key)
         self._scheduler.count_departure()
@@ -103,8 +103,8 @@ class Swapping:
 
     def remove(self, sequence: Sequence) -> None:
         """Let those that waited for its copy read what it has brought, or compute it."""
-        for behind in self.swap.forget(sequence.key):
-            self._resume(behind)
+        for waiting_copy in self.swap.forget(sequence.key):
+            self._resume(waiting_copy)
 
     # ---- events
 
@@ -138,18 +138,18 @@ class Swapping:
         sequence, pages, adapters = swap.sequence, self._pages, self._adapters
         start = sequence.start
         shared = self._reuse.find(sequence.chain, sequence.tokens)[: sequence.in_kv // pages.page_tokens]
-        taken = pages.free_pages - pages.free_beside(shared) + swap.wanted_pages - len(shared)
+        n_pages = pages.free_pages - pages.free_beside(shared) + swap.wanted_pages - len(shared)
         to_load = adapters.pages_to_load([start.adapter])
-        if taken + to_load > adapters.free_pages(start.adapter, alone=pinned_too):
+        if n_pages + to_load > adapters.free_pages(start.adapter, alone=pinned_too):
             return False
-        evicted = adapters.slots.evict_for(taken + to_load, start.adapter, pinned_too=pinned_too)
-        held = pages.reserve(sequence.key, swap.wanted_pages, shared)
+        evicted = adapters.slots.evict_for(n_pages + to_load, start.adapter, pinned_too=pinned_too)
+        granted = pages.reserve(sequence.key, swap.wanted_pages, shared)
         assert evicted, "free pages were checked"
-        assert held is not None, "pages were freed"
+        assert granted is not None, "pages were freed"
         pages.fill(sequence.key, sequence.in_kv)
-        copied = held[len(shared) : len(swap.hosts)]
+        copied = granted[len(shared) : len(swap.hosts)]
         self._reservations.drop_granted(copied)
-        self._reservations.add_granted(held[len(swap.hosts) :])
+        self._reservations.add_granted(granted[len(swap.hosts) :])
         sequence.share_pages(len(shared))
         self.swap.swap_in(swap, copied)
         if start.adapter:

@@ -27,7 +27,7 @@ class SwappedKv:
     hosts: tuple[int, ...]
     wanted_pages: int  # on the device, on its return; 0: it is new, and has them
     cached: tuple[CachedPage, ...] = ()  # those of earlier prompts
-    behind: int = 0  # the copy of another sequence that it waits for
+    waits_for: int = 0  # the copy of another sequence that it waits for
     copied: bool = False  # on its way back: its KV is on the device
     adapter_there: bool = False  # on its way back: so is its adapter, or it has none
     parked: bool = False  # it is owed no pages
@@ -118,7 +118,7 @@ class KvSwap:
 
     def wait_for_copy(self, sequence: Sequence, number: int) -> None:
         """Let a new sequence wait for pages that are on their way for another one."""
-        self._wait(SwappedKv(sequence, self.next_number(), (), 0, behind=number))
+        self._wait(SwappedKv(sequence, self.next_number(), (), 0, waits_for=number))
 
     def copy_ms(self, n_pages: int) -> float:
         """Say what copying n pages is expected to take, one way."""
@@ -167,14 +167,14 @@ class KvSwap:
         elif swap.hosts:
             self._host.release_kv(len(swap.hosts) * self.page_bytes)
             self.drop(swap.number, swap.hosts)
-        behind = [other for other in self.by_key.values() if other.behind == swap.number]
-        for other in behind:
-            other.behind, other.copied = 0, True
-        return behind
+        waiting = [other_swap for other_swap in self.by_key.values() if other_swap.waits_for == swap.number]
+        for other_swap in waiting:
+            other_swap.waits_for, other_swap.copied = 0, True
+        return waiting
 
     def drop(self, number: int, hosts: Iterable[int]) -> None:
         """End a copy; these host pages are free."""
-        begun = [one for one in self._effects if isinstance(one, SwapOut | SwapIn) and one.number == number]
+        begun = [effect for effect in self._effects if isinstance(effect, SwapOut | SwapIn) and effect.number == number]
         for copy in begun:  # by the same event
             self._effects.remove(copy)
         self._effects.append(DropSwap((number,), tuple(hosts)))
@@ -187,7 +187,7 @@ class KvSwap:
 
 def _copies(swap: SwappedKv) -> bool:
     phase = swap.sequence.phase
-    return phase is SequencePhase.SWAP_OUT or (phase is SequencePhase.SWAP_IN and not (swap.copied or swap.behind))
+    return phase is SequencePhase.SWAP_OUT or (phase is SequencePhase.SWAP_IN and not (swap.copied or swap.waits_for))
 
 
 def check_swap(swap: KvSwap) -> None:
@@ -199,7 +199,7 @@ def check_swap(swap: KvSwap) -> None:
     for key, swapped in swap.by_key.items():
         assert swapped.sequence.key == key, key
         assert swapped.sequence.phase in (SequencePhase.SWAP_OUT, SequencePhase.SWAPPED, SequencePhase.SWAP_IN), key
-        assert not swapped.behind or swapped.behind in numbers, key
+        assert not swapped.waits_for or swapped.waits_for in numbers, key
         if swapped.sequence.phase is not SequencePhase.SWAP_IN:
             assert 0 < len(swapped.hosts) <= swapped.wanted_pages, key
             assert not swapped.cached, key

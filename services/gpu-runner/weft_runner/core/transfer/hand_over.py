@@ -104,8 +104,8 @@ class HandOver:
     def on_stream_closed(self, peer: Peer, reason: str) -> None:
         """End what was on its way on that stream."""
         outgoing, incoming = self.kv.closed(peer)
-        for one in outgoing:
-            self._lose(one, f"the stream to the other runner is over: {reason}")
+        for kv in outgoing:
+            self._lose(kv, f"the stream to the other runner is over: {reason}")
         for other in incoming:
             self.lost += 1
             detail = f"the stream of the other runner is over: {reason}"
@@ -124,8 +124,8 @@ class HandOver:
         pages = self._pages
         for key, _, n_tokens, samples, _ in batch.rows[: batch.n_prefills]:
             if samples and (outgoing := self.kv.outgoing.get(key)) is not None:
-                until = pages.pages_for(self._pool.sequences[key].in_kv + n_tokens)
-                self.kv.send_pages(outgoing, pages.pages_of(key), until, layer_by_layer=True)
+                end_page = pages.pages_for(self._pool.sequences[key].in_kv + n_tokens)
+                self.kv.send_pages(outgoing, pages.pages_of(key), end_page, layer_by_layer=True)
 
     def leave(self, sequence: Sequence, now: float, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
         """Compute nothing more for it here. `logprobs`: of its first token, that is sent with its KV."""
@@ -207,9 +207,9 @@ class HandOver:
 
     def _fault_of(self, sequence: Sequence, complete: KvComplete) -> str:
         start, n_tokens = sequence.start, len(sequence.tokens) + len(complete.tokens)
-        most = min(n_tokens - 1, sequence.base_len)
+        max_tokens = min(n_tokens - 1, sequence.base_len)
         too_many = n_tokens > sequence.max_len or n_tokens >= len(start.prompt) + max(1, start.max_tokens)
-        if too_many or not max(sequence.in_kv, 1) <= complete.in_kv <= most:
+        if too_many or not max(sequence.in_kv, 1) <= complete.in_kv <= max_tokens:
             return f"request {sequence.key!r} of {n_tokens} tokens came with {complete.in_kv} in KV"
         if any(not 0 <= token < self._limits.vocab_size for token in complete.tokens):
             return f"request {sequence.key!r} came with a token outside the vocabulary"

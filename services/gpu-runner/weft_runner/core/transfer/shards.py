@@ -93,12 +93,14 @@ class KvShard:
         self._incoming: dict[Key, _Incoming] = {}
         self._offers: dict[Key, Peer] = {}  # without an order so far, the oldest first
 
-    def order(self, given: ShardOrder) -> list[ShardEffect]:
-        match given.order:
+    def order(self, shard_order: ShardOrder) -> list[ShardEffect]:
+        match shard_order.order:
             case SendKv(peer, request_id, epoch) as send:
-                return self._send(peer, (request_id, epoch), send, given.addresses)
+                return self._send(peer, (request_id, epoch), send, shard_order.addresses)
             case SendComplete(peer, complete):
-                return self._send(peer, (complete.request_id, complete.epoch), Send(peer, complete), given.addresses)
+                return self._send(
+                    peer, (complete.request_id, complete.epoch), Send(peer, complete), shard_order.addresses
+                )
             case ReceiveKv(_, request_id, epoch) as receive:
                 key = request_id, epoch
                 self._incoming[key] = _Incoming(receive)
@@ -116,41 +118,41 @@ class KvShard:
             case Closed(peer, reason):
                 return self._closed(peer, reason)
 
-    def _send(self, to: Peer, key: Key, what: SendKv | Send, addresses: tuple[str, ...]) -> list[ShardEffect]:
+    def _send(self, to: Peer, key: Key, message: SendKv | Send, addresses: tuple[str, ...]) -> list[ShardEffect]:
         peer = Peer(Kind.RUNNER, f"{to.name}.{self._rank}")
         effects: list[ShardEffect] = []
-        one = self._outgoing.get(key)
-        if one is None:
-            one = self._outgoing[key] = _Outgoing(peer)
+        outgoing = self._outgoing.get(key)
+        if outgoing is None:
+            outgoing = self._outgoing[key] = _Outgoing(peer)
             if peer not in self._streams:
                 self._streams[peer] = False
                 hello = self._identity.hello(peer.name.split("/")[1])
                 effects.append(OpenKvStream(peer, addresses[self._rank - 1], hello))
             elif self._streams[peer]:
                 effects.append(_offer(peer, key))
-        what = replace(what, peer=peer) if isinstance(what, SendKv) else what._replace(peer=peer)
-        if one.accepted:
-            effects.append(what)
+        message = replace(message, peer=peer) if isinstance(message, SendKv) else message._replace(peer=peer)
+        if outgoing.accepted:
+            effects.append(message)
         else:
-            one.waiting.append(what)
+            outgoing.waiting.append(message)
         return effects
 
     def _drop(self, key: Key) -> list[ShardEffect]:
         outgoing, incoming = self._outgoing.pop(key, None), self._incoming.pop(key, None)
-        peers = [one.peer for one in (outgoing, incoming) if one is not None and one.peer is not None]
+        peers = [shard.peer for shard in (outgoing, incoming) if shard is not None and shard.peer is not None]
         return [DropKv(peer, *key) for peer in peers]
 
     def _accept(self, key: Key, peer: Peer) -> list[ShardEffect]:
-        one = self._incoming[key]
-        if one.peer is not None or _runner(peer) != f"{_runner(one.order.peer)}.{self._rank}":
+        incoming = self._incoming[key]
+        if incoming.peer is not None or _runner(peer) != f"{_runner(incoming.order.peer)}.{self._rank}":
             return [Send(peer, KvRefuse(*key, "it is awaited from another runner"))]
-        one.peer = peer
-        return [replace(one.order, peer=peer), Send(peer, KvAccept(*key, one.order.first_page))]
+        incoming.peer = peer
+        return [replace(incoming.order, peer=peer), Send(peer, KvAccept(*key, incoming.order.first_page))]
 
     def _connected(self, peer: Peer, hello: object) -> list[ShardEffect]:
         if peer in self._streams:
             self._streams[peer] = True
-            return [_offer(peer, key) for key, one in self._outgoing.items() if one.peer == peer]
+            return [_offer(peer, key) for key, outgoing in self._outgoing.items() if outgoing.peer == peer]
         if (fault := hello_fault(self._identity, hello)) is not None:
             return [Close(peer, fault)]
         return [Send(peer, KvReady(self._identity.runner))]
@@ -166,8 +168,8 @@ class KvShard:
             case KvComplete(request_id, epoch, in_kv):
                 self._incoming.pop((request_id, epoch), None)
                 return [Send(peer, KvAck(request_id, epoch)), ShardComplete(request_id, epoch, in_kv)]
-            case KvAccept(request_id, epoch) if one := self._outgoing.get((request_id, epoch)):
-                one.accepted, waiting, one.waiting = True, one.waiting, []
+            case KvAccept(request_id, epoch) if outgoing := self._outgoing.get((request_id, epoch)):
+                outgoing.accepted, waiting, outgoing.waiting = True, outgoing.waiting, []
                 return [*waiting]
             case KvAck(request_id, epoch):
                 self._outgoing.pop((request_id, epoch), None)
@@ -184,8 +186,10 @@ class KvShard:
 
     def _closed(self, peer: Peer, reason: str) -> list[ShardEffect]:
         self._streams.pop(peer, None)
-        self._offers = {key: of for key, of in self._offers.items() if of != peer}
-        lost = [key for of in (self._outgoing, self._incoming) for key, one in of.items() if one.peer == peer]
+        self._offers = {key: offering_peer for key, offering_peer in self._offers.items() if offering_peer != peer}
+        lost = [
+            key for shards in (self._outgoing, self._incoming) for key, shard in shards.items() if shard.peer == peer
+        ]
         for key in lost:
             self._outgoing.pop(key, None)
             self._incoming.pop(key, None)
@@ -213,8 +217,8 @@ class _Gathering:
 class ShardedTransfers:
     """On rank 0: what its machine gets to see of the other ranks' parts. `others`: how many ranks these are."""
 
-    def __init__(self, others: int) -> None:
-        self._others = others
+    def __init__(self, n_ranks: int) -> None:
+        self._n_ranks = n_ranks
         self._incoming: dict[Key, _Gathering] = {}
         self._outgoing: dict[Key, Peer] = {}
         self._addresses: dict[Peer, tuple[str, ...]] = {}  # of the other ranks of runners with a stream to them
@@ -252,12 +256,12 @@ class ShardedTransfers:
         """
         match event:
             case Connected(peer, KvReady(_, addresses)):
-                if len(addresses) != self._others:
-                    return Closed(peer, f"a runner of {len(addresses) + 1} ranks: this one has {self._others + 1}")
+                if len(addresses) != self._n_ranks:
+                    return Closed(peer, f"a runner of {len(addresses) + 1} ranks: this one has {self._n_ranks + 1}")
                 self._addresses[peer] = tuple(addresses)
             case Received(_, KvComplete(request_id, epoch) as complete):
-                if (one := self._incoming.get((request_id, epoch))) is not None:
-                    one.complete = complete
+                if (incoming := self._incoming.get((request_id, epoch))) is not None:
+                    incoming.complete = complete
                     return self._gathered((request_id, epoch))
             case Received(_, KvAck(request_id, epoch) | KvRefuse(request_id, epoch)):
                 self._outgoing.pop((request_id, epoch), None)
@@ -270,34 +274,34 @@ class ShardedTransfers:
     def shard_event(self, rank: int, event: ShardComplete | ShardLost) -> KvEvent | None:
         """Turn an event of another rank into what the machine gets. After a Closed, rank 0's stream has to end too."""
         key = event.request_id, event.epoch
-        one = self._incoming.get(key)
+        incoming = self._incoming.get(key)
         if isinstance(event, ShardComplete):
-            if one is None:
+            if incoming is None:
                 return None
-            one.in_kv[rank] = event.in_kv
+            incoming.in_kv[rank] = event.in_kv
             return self._gathered(key)
-        peer = one.peer if one is not None else self._outgoing.get(key)
+        peer = incoming.peer if incoming is not None else self._outgoing.get(key)
         if peer is None:
             return None
         self._forget_peer(peer)
         return Closed(peer, f"rank {rank}: {event.reason}")
 
     def _gathered(self, key: Key) -> Received | Closed | None:
-        one = self._incoming[key]
-        if one.complete is None or len(one.in_kv) < self._others:
+        incoming = self._incoming[key]
+        if incoming.complete is None or len(incoming.in_kv) < self._n_ranks:
             return None
-        for rank, in_kv in one.in_kv.items():
-            if in_kv != one.complete.in_kv:
-                self._forget_peer(one.peer)
-                reason = f"{key[0]}: {in_kv} tokens in KV of rank {rank}, {one.complete.in_kv} of rank 0"
-                return Closed(one.peer, reason)
+        for rank, in_kv in incoming.in_kv.items():
+            if in_kv != incoming.complete.in_kv:
+                self._forget_peer(incoming.peer)
+                reason = f"{key[0]}: {in_kv} tokens in KV of rank {rank}, {incoming.complete.in_kv} of rank 0"
+                return Closed(incoming.peer, reason)
         del self._incoming[key]
-        return Received(one.peer, one.complete)
+        return Received(incoming.peer, incoming.complete)
 
     def _forget_peer(self, peer: Peer) -> None:
         self._addresses.pop(peer, None)
-        self._forget([key for key, one in self._incoming.items() if one.peer == peer])
-        self._forget([key for key, to in self._outgoing.items() if to == peer])
+        self._forget([key for key, incoming in self._incoming.items() if incoming.peer == peer])
+        self._forget([key for key, receiver in self._outgoing.items() if receiver == peer])
 
     def _forget(self, keys: Iterable[Key]) -> None:
         for key in keys:

@@ -101,7 +101,7 @@ class KvTransfers:
         """A stream to a receiver has been answered, or a sender opens one."""
         if peer in self._streams:
             self._streams[peer] = True
-            self.effects.extend(self._offer(one) for one in self.outgoing.values() if one.peer == peer)
+            self.effects.extend(self._offer(outgoing) for outgoing in self.outgoing.values() if outgoing.peer == peer)
             return
         fault = hello_fault(self.identity, hello)
         if fault is not None or not isinstance(hello, KvHello) or self.identity is None:
@@ -114,10 +114,12 @@ class KvTransfers:
         """A stream is over: the transfers that were on it."""
         self._streams.pop(peer, None)
         self._senders.pop(peer, None)
-        for request_id in [request_id for request_id, (other, _) in self.offers.items() if other == peer]:
+        for request_id in [
+            request_id for request_id, (offering_peer, _) in self.offers.items() if offering_peer == peer
+        ]:
             self._take_offer(request_id)
-        outgoing = [one for one in self.outgoing.values() if one.peer == peer]
-        return outgoing, [one for one in self.incoming.values() if one.peer == peer and not one.complete]
+        outgoing = [kv for kv in self.outgoing.values() if kv.peer == peer]
+        return outgoing, [kv for kv in self.incoming.values() if kv.peer == peer and not kv.complete]
 
     # ---- the sender's side
 
@@ -125,57 +127,57 @@ class KvTransfers:
         """Offer it to the runner that is to take it over, under that epoch."""
         assert self.identity is not None, "a runner that exchanges no KV"
         peer = Peer(Kind.RUNNER, f"{target.runner.uuid}/{target.runner.incarnation}")
-        one = self.outgoing[sequence.key] = OutgoingKv(sequence, peer, epoch)
+        outgoing = self.outgoing[sequence.key] = OutgoingKv(sequence, peer, epoch)
         if peer not in self._streams:
             self._streams[peer] = False
             hello = self.identity.hello(target.runner.incarnation)
             self.effects.append(OpenKvStream(peer, target.address, hello))
         elif self._streams[peer]:
-            self.effects.append(self._offer(one))
+            self.effects.append(self._offer(outgoing))
 
     def accepted(self, peer: Peer, accept: KvAccept) -> OutgoingKv | None:
         """Let its pages leave. None: nothing of that epoch is offered to that peer."""
-        one = self.find(peer, accept.request_id, accept.epoch)
-        if one is None or one.accepted:
+        outgoing = self.find(peer, accept.request_id, accept.epoch)
+        if outgoing is None or outgoing.accepted:
             return None
-        one.accepted, one.sent = True, accept.first_page
-        return one
+        outgoing.accepted, outgoing.sent = True, accept.first_page
+        return outgoing
 
-    def send_pages(self, one: OutgoingKv, pages: list[int], until: int, *, layer_by_layer: bool = False) -> None:
-        """Send its pages before number `until` that have not left; `layer_by_layer`: see SendKv."""
-        if one.accepted and one.sent < until:
-            leaving = tuple(pages[one.sent : until])
-            send = SendKv(one.peer, one.sequence.key, one.epoch, one.sent, leaving, layer_by_layer)
+    def send_pages(self, kv: OutgoingKv, pages: list[int], end_page: int, *, layer_by_layer: bool = False) -> None:
+        """Send its pages before number `end_page` that have not left; `layer_by_layer`: see SendKv."""
+        if kv.accepted and kv.sent < end_page:
+            leaving = tuple(pages[kv.sent : end_page])
+            send = SendKv(kv.peer, kv.sequence.key, kv.epoch, kv.sent, leaving, layer_by_layer)
             self.effects.append(send)
-            one.sent = until
+            kv.sent = end_page
 
-    def computed(self, one: OutgoingKv, pages: int, now: float, logprobs: tuple[TokenLogprob, ...]) -> None:
+    def computed(self, kv: OutgoingKv, pages: int, now: float, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Bound the time in which it is claimed and arrives: nothing more is computed for it here."""
-        one.logprobs = logprobs
-        until = now + self.claim_s + pages * self.page_bytes / SLOWEST_BYTES_PER_S
-        self.timers.set(("transfer", one.sequence.key), until)
+        kv.logprobs = logprobs
+        deadline = now + self.claim_s + pages * self.page_bytes / SLOWEST_BYTES_PER_S
+        self.timers.set(("transfer", kv.sequence.key), deadline)
 
     def find(self, peer: Peer, request_id: str, epoch: Epoch) -> OutgoingKv | None:
         """Return what is offered or sent of that epoch to that peer."""
-        one = self.outgoing.get(request_id)
-        return one if one is not None and (one.peer, one.epoch) == (peer, epoch) else None
+        outgoing = self.outgoing.get(request_id)
+        return outgoing if outgoing is not None and (outgoing.peer, outgoing.epoch) == (peer, epoch) else None
 
-    def _offer(self, one: OutgoingKv) -> Send:
-        return Send(one.peer, KvOffer(one.sequence.key, one.epoch, one.sequence.start.adapter))
+    def _offer(self, kv: OutgoingKv) -> Send:
+        return Send(kv.peer, KvOffer(kv.sequence.key, kv.epoch, kv.sequence.start.adapter))
 
     # ---- the receiver's side
 
-    def await_kv(self, one: IncomingKv) -> None:
+    def await_kv(self, kv: IncomingKv) -> None:
         """A sequence waits for KV; it may have been offered already."""
-        self.incoming[one.sequence.key] = one
-        if (offered := self._take_offer(one.sequence.key)) is not None:
-            self._answer(*offered, one)
+        self.incoming[kv.sequence.key] = kv
+        if (offered := self._take_offer(kv.sequence.key)) is not None:
+            self._answer(*offered, kv)
 
     def offered(self, peer: Peer, offer: KvOffer, now: float, *, stale: bool) -> None:
         """`stale`: that epoch was here already. One whose Start is on its way is answered when it comes."""
-        one = self.incoming.get(offer.request_id)
-        if one is not None and one.sequence.start.epoch == offer.epoch:
-            self._answer(peer, offer, one)
+        incoming = self.incoming.get(offer.request_id)
+        if incoming is not None and incoming.sequence.start.epoch == offer.epoch:
+            self._answer(peer, offer, incoming)
         elif stale or offer.request_id in self.offers or len(self.offers) >= MAX_OFFERS:
             self.effects.append(Send(peer, KvRefuse(offer.request_id, offer.epoch, "nobody waits for it")))
         else:
@@ -186,38 +188,38 @@ class KvTransfers:
         self.timers.clear(("offer", request_id))
         return self.offers.pop(request_id, None)
 
-    def _answer(self, peer: Peer, offer: KvOffer, one: IncomingKv) -> None:
-        start = one.sequence.start
+    def _answer(self, peer: Peer, offer: KvOffer, kv: IncomingKv) -> None:
+        start = kv.sequence.start
         request_id, epoch = offer.request_id, offer.epoch
         reason = ""
         if epoch != start.epoch:
             reason = f"epoch {epoch.term}.{epoch.counter} is not {start.epoch.term}.{start.epoch.counter}"
-        elif self._senders.get(peer) != one.source:
+        elif self._senders.get(peer) != kv.source:
             reason = "it is awaited from another runner"
         elif offer.adapter != start.adapter:
             reason = f"adapter {offer.adapter!r} is not {start.adapter!r}"
-        elif one.peer is not None:
+        elif kv.peer is not None:
             reason = "it was offered before"
         if reason:
             self.effects.append(Send(peer, KvRefuse(request_id, epoch, reason)))
             return
-        one.peer = peer
-        self.effects.append(ReceiveKv(peer, request_id, epoch, one.first_page, one.pages))
-        self.effects.append(Send(peer, KvAccept(request_id, epoch, one.first_page)))
+        kv.peer = peer
+        self.effects.append(ReceiveKv(peer, request_id, epoch, kv.first_page, kv.pages))
+        self.effects.append(Send(peer, KvAccept(request_id, epoch, kv.first_page)))
 
     def awaited(self, peer: Peer, request_id: str, epoch: Epoch) -> IncomingKv | None:
-        one = self.incoming.get(request_id)
-        if one is None or one.complete or (one.peer, one.sequence.start.epoch) != (peer, epoch):
+        incoming = self.incoming.get(request_id)
+        if incoming is None or incoming.complete or (incoming.peer, incoming.sequence.start.epoch) != (peer, epoch):
             return None
-        return one
+        return incoming
 
     # ---- both
 
     def arrived(self, key: str, *, kv: bool = False, adapter: bool = False) -> bool:
         """Note that its KV is here, or its adapter. True: both are."""
-        one = self.incoming[key]
-        one.complete, one.adapter_there = one.complete or kv, one.adapter_there or adapter
-        return one.complete and one.adapter_there
+        incoming = self.incoming[key]
+        incoming.complete, incoming.adapter_there = incoming.complete or kv, incoming.adapter_there or adapter
+        return incoming.complete and incoming.adapter_there
 
     def forget(self, key: str, *, acknowledged: bool = False) -> None:
         """Forget a sequence that is over here, or runs: nothing of it is sent or received any more."""
@@ -236,14 +238,14 @@ def hello_fault(mine: KvIdentity | None, hello: object) -> str | None:
     """Why that sender's KV is not taken."""
     if mine is None or not isinstance(hello, KvHello):
         return "no KV is exchanged here"
-    for what, theirs, ours in (
+    for quantity, theirs, ours in (
         ("incarnation", hello.incarnation, mine.runner.incarnation),
         ("pool", hello.pool, mine.pool),
         ("base", hello.base_digest, mine.base_digest),
         ("KV layout", hello.kv_layout, mine.kv_layout),
     ):
         if theirs != ours:
-            return f"{what} {theirs!r} is not {ours!r}"
+            return f"{quantity} {theirs!r} is not {ours!r}"
     return None
 
 
@@ -252,7 +254,7 @@ def check_kv_transfers(transfers: KvTransfers, sequences: Iterable[Sequence]) ->
     by_phase = {phase: {s.key for s in sequences if s.phase is phase} for phase in SequencePhase}
     assert by_phase[SequencePhase.RECEIVE] == transfers.incoming.keys(), "a sequence waits for no KV"
     assert by_phase[SequencePhase.SEND] <= transfers.outgoing.keys(), "KV goes to nobody"
-    for one in transfers.outgoing.values():
-        assert one.peer in transfers._streams, one.peer  # pyright: ignore[reportPrivateUsage]
-        timed = ("transfer", one.sequence.key) in transfers.timers
-        assert timed == (one.sequence.phase is SequencePhase.SEND), one.sequence.key
+    for kv in transfers.outgoing.values():
+        assert kv.peer in transfers._streams, kv.peer  # pyright: ignore[reportPrivateUsage]
+        timed = ("transfer", kv.sequence.key) in transfers.timers
+        assert timed == (kv.sequence.phase is SequencePhase.SEND), kv.sequence.key

@@ -33,9 +33,9 @@ class PoolAdapters:
         self.by_uid: dict[str, AdapterSpec] = {}
         self.by_digest: dict[str, dict[str, AdapterSpec]] = {}  # digest -> uid -> spec
         self.draining: dict[str, DrainingAdapter] = {}
-        self.held: dict[str, DesiredAdapter] = {}  # as published
+        self.published: dict[str, DesiredAdapter] = {}  # as published
         self.held_since: dict[str, int] = {}  # digest -> the version that it came with, in the order of versions
-        self.pinned: tuple[str, ...] = ()  # pinned digests of `held`, sorted
+        self.pinned: tuple[str, ...] = ()  # pinned digests of `published`, sorted
         self.version = 0
         self.removed_version = 0  # version of the last publication that removed a digest
         self._registered: dict[str, DesiredAdapter] = {}  # merged, as of the last `settle`
@@ -66,15 +66,15 @@ class PoolAdapters:
         """Let digests that no adapter has any more drain. Returns those whose rank or presence has changed."""
         changed: list[str] = []
         for digest in self._unsettled:
-            before, after = self._registered.get(digest), _merged(self.by_digest.get(digest, {}))
-            if after is None and before is not None:
+            registered, merged = self._registered.get(digest), _merged(self.by_digest.get(digest, {}))
+            if merged is None and registered is not None:
                 del self._registered[digest]
-                self.drain(before, now, grace_s, drain_s)
-            elif after is not None:
-                self._registered[digest] = after
+                self.drain(registered, now, grace_s, drain_s)
+            elif merged is not None:
+                self._registered[digest] = merged
                 self.draining.pop(digest, None)
                 self._unpublished[digest] = None
-            if before is None or after is None or before.rank != after.rank:
+            if registered is None or merged is None or registered.rank != merged.rank:
                 changed.append(digest)
         self._unsettled.clear()
         return changed
@@ -126,15 +126,15 @@ class PoolAdapters:
         adapters: list[DesiredAdapter] = []
         removed: list[str] = []
         for digest in sorted(self._unpublished):
-            wanted = self._registered.get(digest)
+            registered = self._registered.get(digest)
             if not self.knows(digest):
                 removed.append(digest)
-            if wanted is not None and (wanted.pinned or wanted.tier in HELD_TIERS):
-                if wanted != self.held.get(digest):
-                    self.held[digest] = wanted
+            if registered is not None and (registered.pinned or registered.tier in HELD_TIERS):
+                if registered != self.published.get(digest):
+                    self.published[digest] = registered
                     self.held_since.setdefault(digest, version)
-                    adapters.append(wanted)
-            elif (held := self.held.pop(digest, None)) is not None:
+                    adapters.append(registered)
+            elif (held := self.published.pop(digest, None)) is not None:
                 del self.held_since[digest]
                 if digest not in removed:
                     adapters.append(replace(held, pinned=False, tier=Tier.UNSPECIFIED))
@@ -146,12 +146,14 @@ class PoolAdapters:
         if removed:
             self.removed_version = version
         if adapters or removed:
-            self.pinned = tuple(sorted(digest for digest, adapter in self.held.items() if adapter.pinned))
+            self.pinned = tuple(sorted(digest for digest, adapter in self.published.items() if adapter.pinned))
         return DesiredChange(version, first, tuple(adapters), tuple(removed))
 
     def full(self, removed: tuple[str, ...] = ()) -> DesiredChange:
         """Return everything that a runner has to hold, and digests that this runner has to remove."""
-        return DesiredChange(self.version, True, tuple(self.held[digest] for digest in sorted(self.held)), removed)
+        return DesiredChange(
+            self.version, True, tuple(self.published[digest] for digest in sorted(self.published)), removed
+        )
 
     def renumber(self, version: int) -> None:
         """Put the list under a new version: one of an earlier process may have had a higher number."""

@@ -13,24 +13,24 @@ class Avoidance:
     """Runners that are not to be used until a time."""
 
     def __init__(self) -> None:
-        self._until: dict[RunnerId, float] = {}
+        self._deadlines: dict[RunnerId, float] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._until)
+        return bool(self._deadlines)
 
-    def add(self, runner_id: RunnerId, until: float) -> None:
-        self._until[runner_id] = until
+    def add(self, runner_id: RunnerId, deadline: float) -> None:
+        self._deadlines[runner_id] = deadline
 
     def current(self, now: float) -> list[RunnerId]:
         """Return the runners still to be avoided; the others are forgotten."""
-        for runner_id in [r for r, until in self._until.items() if until <= now]:
-            del self._until[runner_id]
-        return [*self._until]
+        for runner_id in [r for r, deadline in self._deadlines.items() if deadline <= now]:
+            del self._deadlines[runner_id]
+        return [*self._deadlines]
 
     def next_deadline(self, now: float) -> float | None:
         """Return when the next avoidance ends; None: there is none."""
         self.current(now)
-        return min(self._until.values(), default=None)
+        return min(self._deadlines.values(), default=None)
 
 
 class GatewayStream:
@@ -77,9 +77,9 @@ class GatewayStream:
             return None
         lost_before = self._lost_sessions.get(runner_id, 0)
         self._lost_sessions[runner_id] = min(lost_before + 1, MAX_DOUBLINGS)
-        until = now + min(avoid_s * 2**lost_before, max(avoid_s, MAX_AVOID_S))
-        self.avoidance.add(runner_id, until)
-        return until
+        deadline = now + min(avoid_s * 2**lost_before, max(avoid_s, MAX_AVOID_S))
+        self.avoidance.add(runner_id, deadline)
+        return deadline
 
     def check(self, runner_id: RunnerId) -> None:
         """Note that the gateway is asked whether a runner is alive."""

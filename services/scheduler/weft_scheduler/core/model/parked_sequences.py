@@ -18,13 +18,13 @@ class ParkedSequences:
     def may_park(self, sequences: Mapping[str, SequenceState], request_id: str, epoch: Epoch) -> bool:
         """True for a sequence that is reported under that epoch, and may still be parked."""
         sequence = sequences.get(request_id)
-        known = sequence is not None and sequence.epoch == epoch and sequence.parking is Parking.NONE
-        return known and request_id not in self.ids
+        runs = sequence is not None and sequence.epoch == epoch and sequence.parking is Parking.NONE
+        return runs and request_id not in self.ids
 
-    def expect(self, sequences: Mapping[str, SequenceState], request_ids: Iterable[str], by: int) -> None:
+    def expect(self, sequences: Mapping[str, SequenceState], request_ids: Iterable[str], step: int) -> None:
         """Count sequences as parked for one Assign more (1), or for one that a report has (-1)."""
         for request_id in request_ids:
-            self._expected[request_id] += by
+            self._expected[request_id] += step
             if not self._expected[request_id]:
                 del self._expected[request_id]
             self.count(sequences, (request_id,))

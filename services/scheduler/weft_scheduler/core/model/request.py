@@ -71,8 +71,8 @@ class RequestTokens:
         self._generates = submit.max_tokens > 0
         self.start_emitted = submit.start_emitted_tokens  # when the present epoch was assigned
         predicted = (submit.p10_tokens, submit.p50_tokens, submit.p90_tokens, submit.p99_tokens)
-        known = tuple([(level, tokens) for level, tokens in zip(LEVELS, predicted, strict=True) if tokens])
-        self.quantiles: tuple[tuple[float, int], ...] = known if submit.p90_tokens and len(known) > 1 else ()
+        quantiles = tuple([(level, tokens) for level, tokens in zip(LEVELS, predicted, strict=True) if tokens])
+        self.quantiles: tuple[tuple[float, int], ...] = quantiles if submit.p90_tokens and len(quantiles) > 1 else ()
         self._open_ended = submit.open_ended  # nobody asked for `max_output`: no runner is too small for the answer
         self._median = 0
 
@@ -157,12 +157,12 @@ class Reservation:
     @property
     def output_tokens(self) -> int:
         """Output tokens to reserve beyond those emitted."""
-        return self._after(self._tokens.emitted)
+        return self._tokens_after(self._tokens.emitted)
 
     @property
     def held_tokens(self) -> int:
         """Tokens that the request's pages have to hold on a runner: prompt, emitted, reservation."""
-        return min(self._tokens.prefill + self._after(self._tokens.emitted), self._tokens.context)
+        return min(self._tokens.prefill + self._tokens_after(self._tokens.emitted), self._tokens.context)
 
     @property
     def footprint_tokens(self) -> int:
@@ -171,11 +171,11 @@ class Reservation:
 
     def footprint_after(self, emitted: int) -> int:
         """Return the footprint once `emitted` tokens are emitted."""
-        reserved = self._tokens.prompt + emitted + self._after(emitted)
+        reserved = self._tokens.prompt + emitted + self._tokens_after(emitted)
         peak = 0 if self.forecast is None else self.forecast.use(emitted).peak_tokens(0.0)
         return min(max(reserved, peak), self._tokens.context)
 
-    def _after(self, emitted: int) -> int:
+    def _tokens_after(self, emitted: int) -> int:
         return 1 if self.by_page else remaining_tokens(self.reserved_until, emitted, self._tokens.max_output)
 
     # ------------------------------------------------------------ what is learned
@@ -247,10 +247,10 @@ class RequestHistory:
         """Count one more of the bounded migrations by consolidation."""
         self.consolidations += 1
 
-    def avoid(self, runner_id: RunnerId, until: float) -> None:
+    def avoid(self, runner_id: RunnerId, deadline: float) -> None:
         """Avoid a runner until that time."""
         self.avoidance = self.avoidance or Avoidance()
-        self.avoidance.add(runner_id, until)
+        self.avoidance.add(runner_id, deadline)
 
     def run(self) -> None:
         """Note that a runner has the request: refusals in a row are over."""
@@ -399,8 +399,8 @@ class Request:
 
     def charge(self, cost: float) -> float:
         """Charge the tenant `cost` in all. Returns by how much that is more than before."""
-        more, self.charged = cost - self.charged, cost
-        return more
+        extra_cost, self.charged = cost - self.charged, cost
+        return extra_cost
 
     def __repr__(self) -> str:
         return f"Request({self.id!r}, {self._phase.value}, {self.epoch}, {self.placement})"

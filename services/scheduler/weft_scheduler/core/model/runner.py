@@ -68,9 +68,11 @@ class LastReport:
             raise ReportGap(f"report {report.version} after {self.version}")
         elif report.version <= self.version:
             raise StaleReport("older than the last one")
-        known, sequences = self.sequences, len(report.sequences)
+        own_sequences, sequences = self.sequences, len(report.sequences)
         if not report.full and sequences:
-            sequences = len(known) - len(report.ended) + len([s for s in report.sequences if s[0] not in known])
+            sequences = (
+                len(own_sequences) - len(report.ended) + len([s for s in report.sequences if s[0] not in own_sequences])
+            )
         if fault := fault_of(spec, report.figures, sequences):
             raise ReportInvalid(f"invalid: {fault}")
 
@@ -184,12 +186,11 @@ class RunnerAccounts:
         """Free tokens, as in `free_tokens`; negative when waiting requests need more tokens than are free."""
         if self._spec is None:
             return 0
-        page_tokens, free_pages = self._spec.page_tokens, self._report.figures.free_pages - self.unacked_pages
-        free_tokens = (free_pages - self._report.overdue_pages) * page_tokens
-        if self.pooled is not None:
-            left = (free_pages + self.pooled.held_pages) * page_tokens - self.pooled.peak_tokens
-            free_tokens = min(free_tokens, left)
-        return free_tokens
+        free_pages = self._report.figures.free_pages - self.unacked_pages
+        if self.pooled is None:
+            return (free_pages - self._report.overdue_pages) * self._spec.page_tokens
+        expected_tokens = (free_pages + self.pooled.held_pages) * self._spec.page_tokens - self.pooled.peak_tokens
+        return min(expected_tokens, (free_pages - self._report.overdue_pages) * self._spec.page_tokens)
 
     @property
     def pending_prompt_tokens(self) -> int:
@@ -301,11 +302,11 @@ class RunnerAccounts:
     def _include(self, sequence: SequenceState) -> bool:
         """Count a reported sequence. True where it acknowledges an Assign."""
         sequences = self._report.sequences
-        before = sequences.get(sequence.request_id)
-        if before is None:
+        old_sequence = sequences.get(sequence.request_id)
+        if old_sequence is None:
             self._count(sequence.adapter, 1)
-        elif before.adapter != sequence.adapter:
-            self._count(before.adapter, -1)
+        elif old_sequence.adapter != sequence.adapter:
+            self._count(old_sequence.adapter, -1)
             self._count(sequence.adapter, 1)
         self._report.put(sequence)
         assign = self.unacked.get(sequence.request_id)
@@ -352,12 +353,12 @@ class RunnerAccounts:
             self.batch[request_id] = pages
             self.batch_pages += pages
 
-    def _count(self, adapter: str, by: int) -> None:
+    def _count(self, adapter: str, step: int) -> None:
         """Count sequences of an adapter. The base takes no slot."""
         if adapter == BASE:
             return
-        count = self.active.get(adapter, 0) + by
-        if count == by or not count:
+        count = self.active.get(adapter, 0) + step
+        if count == step or not count:
             self._busy = None
         if count:
             self.active[adapter] = count
@@ -440,8 +441,8 @@ class RunnerAccount:
         free_tokens, working_set = accounts.free_tokens, accounts.working_set
         if spec is None or not self.placeable or not free_tokens:
             return None
-        most = spec.max_sequences if self.role is RunnerRole.PROMPT else accounts.max_sequences
-        if working_set >= spec.max_sequences or working_set - len(accounts.batch) >= most:
+        max_sequences = spec.max_sequences if self.role is RunnerRole.PROMPT else accounts.max_sequences
+        if working_set >= spec.max_sequences or working_set - len(accounts.batch) >= max_sequences:
             return None
         busy, pending = accounts.busy_adapters(pinned), accounts.pending_prompt_tokens
         packed, full = accounts.packed_sequences if packs else 0, len(busy) >= spec.max_adapters
@@ -460,11 +461,11 @@ class RunnerAccount:
         total, page_tokens, reserved = spec.total_pages, spec.page_tokens, spec.total_pages - accounts.free_pages
         for_prompts, for_tokens = self.role is not RunnerRole.TOKEN, self.role is not RunnerRole.PROMPT
         tokens = accounts.good_sequences, total * page_tokens, reserved * page_tokens
-        held = (*tokens, slots, busy) if for_tokens else NOTHING_HELD
+        use = (*tokens, slots, busy) if for_tokens else NOTHING_HELD
         pages = (total, reserved) if self.contact and self.serving else (0, 0)
         phases = for_prompts, for_tokens, spec.role is RunnerRole.PROMPT, spec.role is RunnerRole.TOKEN
         prefill, batch_tokens = int(spec.prefill_tokens_per_s) * for_prompts, accounts.batch_pages * page_tokens
-        return Contribution(*held, *pages, prefill, *phases, batch_tokens * for_tokens)
+        return Contribution(*use, *pages, prefill, *phases, batch_tokens * for_tokens)
 
     def fits_beside(
         self, claims: Sequence[Claim], adapter: str, tokens: int, n_bytes: int, pinned: Sequence[str]
@@ -482,11 +483,11 @@ class RunnerAccount:
             and len(busy | {adapter}) - 1 <= spec.max_adapters
         )
 
-    def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
+    def serves(self, required: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
         """True where nothing holds a runner back but adapters that failed to load: those must not take it away."""
         if not (0 < version == self.report.figures.desired_version and self.report.errors):
             return False
-        return all(self._settled(digest, pinned, tier) for digest, pinned, tier in held)
+        return all(self._settled(digest, pinned, tier) for digest, pinned, tier in required)
 
     def _settled(self, digest: str, pinned: bool, tier: Tier) -> bool:
         """True where no request has to wait for an adapter. A report has what is loading, not what came to the disk."""
@@ -515,9 +516,9 @@ class RunnerAccount:
     def confirm(self, supervisor: str) -> bool:
         """Take the runner's first full report on that supervisor's present stream. True where it was not confirmed."""
         assert self.spec is not None, self.id
-        before, self.contact = self.contact, Contact.PRESENT
+        old_contact, self.contact = self.contact, Contact.PRESENT
         self.supervisor, self.sent = supervisor, SentOrders()
-        return before is Contact.NONE
+        return old_contact is Contact.NONE
 
     def lose(self, contact: Contact) -> None:
         """Note that the supervisor's stream has ended, or that nothing is placed on the runner any more."""
@@ -531,8 +532,8 @@ class RunnerAccount:
 
     def take_role(self, role: RunnerRole, *, alone: bool) -> bool:
         """Give the runner its role. `alone`: no other runner exchanges KV with it. True where that has changed."""
-        before, self.role, self.alone = (self.role, self.alone), role, alone
-        return before != (role, alone)
+        old_role, self.role, self.alone = (self.role, self.alone), role, alone
+        return old_role != (role, alone)
 
     def send(self, sent: SentOrders) -> None:
         """Note what is on its way to the runner from now on."""
@@ -544,8 +545,8 @@ class RunnerAccount:
 
     def ready(self, version: int | None) -> int | None:
         """Note that the runner is Ready with that desired version, or not at all. Returns the version before."""
-        before, self.ready_version = self.ready_version, version
-        return before
+        old_version, self.ready_version = self.ready_version, version
+        return old_version
 
     def count(self, standing: Standing, contribution: Contribution | None) -> None:
         """Note what its pool counts of the runner from now on."""

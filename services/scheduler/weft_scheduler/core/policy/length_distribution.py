@@ -38,10 +38,10 @@ class LengthDistribution:
         if longer < RARE:  # a heavy tail is expected to go on for as long again
             return float(max(1, min(emitted, limit - emitted)))
         low, high = self._score(emitted), self._score(limit)
-        total = limit * NORMAL.cdf(-high) + sum(self._between(low, high))
+        total = limit * NORMAL.cdf(-high) + sum(self._lengths_between(low, high))
         return max(1.0, min(total / longer - emitted, float(limit - emitted)))
 
-    def _between(self, low: float, high: float) -> Iterator[float]:
+    def _lengths_between(self, low: float, high: float) -> Iterator[float]:
         """Yield the integral of the length over the scores of each piece."""
         for upper, offset, slope in self._pieces:
             if low < min(upper, high):

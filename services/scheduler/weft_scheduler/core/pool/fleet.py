@@ -31,10 +31,10 @@ class ReadyRunners:
 
     def put(self, runner: RunnerAccount, version: int | None) -> None:
         """Count a runner as Ready with that desired version; None: it is not Ready."""
-        before, pages = runner.ready(version), runner.spec.total_pages if runner.spec else 0
+        was_ready, pages = runner.ready(version), runner.spec.total_pages if runner.spec else 0
         checks = runner.spec is not None and runner.spec.checks_drafts
-        if before is not None:
-            _decrement(self.versions, before)
+        if was_ready is not None:
+            _decrement(self.versions, was_ready)
             _decrement(self.shapes, runner.shape)
             _decrement(self.pages, pages)
             _decrement(self.draft_checks, checks)
@@ -43,7 +43,7 @@ class ReadyRunners:
             self.shapes[runner.shape] += 1
             self.pages[pages] += 1
             self.draft_checks[checks] += 1
-        self.count += (version is not None) - (before is not None)
+        self.count += (version is not None) - (was_ready is not None)
         contexts = (shape.max_context_tokens for shape in self.shapes)
         self.min_context_tokens = min(contexts, default=self.min_context_tokens)
         self.min_pages = min(self.pages, default=self.min_pages)
@@ -116,7 +116,7 @@ class PoolFleet:
         self.batch_runners.pop(uuid, None)
         self.placement.remove(uuid)
         self._count(runner, None, ())
-        self.set_errors(runner, [*runner.report.errors], gone=True)
+        self.set_errors(runner, [*runner.report.errors], is_deleted=True)
 
     def drains(self, runner: RunnerAccount) -> None:
         """Note that a runner ends, or serves again after all."""
@@ -125,10 +125,10 @@ class PoolFleet:
         else:
             self.draining.pop(runner.id.uuid, None)
 
-    def set_errors(self, runner: RunnerAccount, digests: Iterable[str], *, gone: bool = False) -> None:
+    def set_errors(self, runner: RunnerAccount, digests: Iterable[str], *, is_deleted: bool = False) -> None:
         """Note the load errors of those digests on a runner, which have changed."""
         for digest in digests:
-            error = "" if gone else runner.report.errors.get(digest, "")
+            error = "" if is_deleted else runner.report.errors.get(digest, "")
             if error:
                 self.load_failures.setdefault(digest, {})[runner.id.uuid] = error
             elif (failures := self.load_failures.get(digest)) is not None:
@@ -155,12 +155,12 @@ class PoolFleet:
 
     def follow(self, spec: PoolSpec) -> None:
         """Serve by that spec's objective for tokens, and in its phases."""
-        before, self._spec, self.is_split = self._spec, spec, spec.split
-        if spec.slo_token_time_s != before.slo_token_time_s:
+        old_spec, self._spec, self.is_split = self._spec, spec, spec.split
+        if spec.slo_token_time_s != old_spec.slo_token_time_s:
             for runner in self.runners.values():
                 runner.accounts.limit(spec.slo_token_time_s)
                 self.update(runner)
-        if (spec.split, spec.kv_across_classes) != (before.split, before.kv_across_classes):
+        if (spec.split, spec.kv_across_classes) != (old_spec.split, old_spec.kv_across_classes):
             self.placement, self.roles_stale = new_placement(spec), True
             for runner in self.runners.values():
                 self.update(runner, again=True)
@@ -195,11 +195,11 @@ class PoolFleet:
         else:
             self.crowded.discard(runner.id.uuid)
 
-    def _count(self, runner: RunnerAccount, after: Contribution | None, standing: tuple[object, ...]) -> None:
-        before, accepted = runner.counted.contribution, runner.counted.accepting
-        runner.count(standing, after)
-        if after != before:
-            self.capacity.replace(before, after)
+    def _count(self, runner: RunnerAccount, contribution: Contribution | None, standing: tuple[object, ...]) -> None:
+        old_contribution, accepted = runner.counted.contribution, runner.counted.accepting
+        runner.count(standing, contribution)
+        if contribution != old_contribution:
+            self.capacity.replace(old_contribution, contribution)
         if (runner.counted.accepting is None) != (accepted is None) and self.is_split:
             self.roles_stale = True
         if runner.counted.accepting is not accepted:

@@ -52,13 +52,13 @@ class Pool:
 
     def declare(self, spec: PoolSpec | None) -> None:
         """Serve by the registry's spec; None: it has removed the pool. A new policy gets the pool's state."""
-        before, self.spec = self.declared, spec
-        after = self.declared
-        self.fleet.follow(after)
-        if (after.slo_ttft_s, after.slo_token_time_s) != (before.slo_ttft_s, before.slo_token_time_s):
-            self.scaling.follow(after)
-        if (after.queue, after.tenant_weights) != (before.queue, before.tenant_weights):
-            self.waiting.follow(after, self.work_per_s)
+        old_runners, self.spec = self.declared, spec
+        runners = self.declared
+        self.fleet.follow(runners)
+        if (runners.slo_ttft_s, runners.slo_token_time_s) != (old_runners.slo_ttft_s, old_runners.slo_token_time_s):
+            self.scaling.follow(runners)
+        if (runners.queue, runners.tenant_weights) != (old_runners.queue, old_runners.tenant_weights):
+            self.waiting.follow(runners, self.work_per_s)
 
     def drain_s(self, config: SchedulerConfig) -> float:
         """Return how long streams of a replaced or deleted digest may run on, in seconds."""
@@ -103,11 +103,11 @@ class Pool:
         claims, adapters = self.waiting.claims, self.adapters
         if not claims.by_request:
             return set()
-        own, n_bytes = claims.by_request.get(request.id), adapters.size(request.adapter)[1]
+        claim, n_bytes = claims.by_request.get(request.id), adapters.size(request.adapter)[1]
         return {
             uuid
             for uuid, of_others in claims.by_runner().items()
-            if (own is None or own.uuid != uuid)
+            if (claim is None or claim.uuid != uuid)
             and (runner := self.fleet.runners.get(uuid)) is not None
             and not runner.fits_beside(of_others, request.adapter, tokens, n_bytes, adapters.pinned)
         }

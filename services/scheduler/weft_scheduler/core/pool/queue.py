@@ -93,12 +93,12 @@ class PoolQueue:
         """Return the ids of all requests, in a fixed order."""
         return sorted(request_id for ids in self.requests.values() for request_id in ids)
 
-    def count_running(self, request: Request, by: int) -> None:
+    def count_running(self, request: Request, step: int) -> None:
         """Count a request that is on a runner (1), or was (-1)."""
-        self.running += by
+        self.running += step
         if request.batch:
-            self.batch.count(0, by)
-        elif by > 0:
+            self.batch.count(0, step)
+        elif step > 0:
             self.shares.run(request.tenant, request.id)
         else:
             self.shares.stop(request.tenant, request.id)
@@ -171,14 +171,14 @@ class PoolQueue:
 
     def charge(self, request: Request, load_tokens: float) -> None:
         """Charge a request's tenant for what it is expected to cost, and for loading its adapter, in output tokens."""
-        more = request.charge(max(request.charged, request.tokens.predicted_cost))
-        self.queue_of(request).counters.charge(request.tenant, more + load_tokens)
+        extra_cost = request.charge(max(request.charged, request.tokens.predicted_cost))
+        self.queue_of(request).counters.charge(request.tenant, extra_cost + load_tokens)
 
     def settle(self, request: Request, output_tokens: int) -> None:
         """Charge the tenant of a request that is over for what was computed, and for no prediction any more."""
         if request.charged:
-            more = request.charge(request.tokens.cost_of(output_tokens))
-            self.queue_of(request).counters.charge(request.tenant, more)
+            extra_cost = request.charge(request.tokens.cost_of(output_tokens))
+            self.queue_of(request).counters.charge(request.tenant, extra_cost)
 
     def delay_s(self, request: Request, now: float) -> float:
         """Return what the arrival of a request that leaves the queue is delayed by, in the order of prompts.
@@ -189,8 +189,8 @@ class PoolQueue:
         if request.batch:
             return self.batch.queue.delay_s(request, now, alone=True)  # its prompt comes after interactive ones anyway
         alone = self.shares.is_alone()
-        beyond = not alone and self.shares.is_beyond(request.tenant)
-        return self.queue.delay_s(request, now, alone=alone) + beyond * BEYOND_SHARE_S
+        is_above_share = not alone and self.shares.is_beyond(request.tenant)
+        return self.queue.delay_s(request, now, alone=alone) + is_above_share * BEYOND_SHARE_S
 
 
 def _queue_of(spec: PoolSpec) -> WaitingQueue[Request]:

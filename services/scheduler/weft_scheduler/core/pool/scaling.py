@@ -45,6 +45,6 @@ class PoolScaling:
                 return last, now
             if sum(last[:3]) == sum(counts[:3]) and now < published_s + least_s:
                 return last, published_s + least_s
-        counts = counts._replace(why=self.roles.why)
+        counts = counts._replace(why=self.roles.reason)
         self._published_roles = counts, now
         return counts, now

@@ -40,7 +40,7 @@ class PhaseBounds(NamedTuple):
     """Bounds of the runners of each phase, where phases are split. `prompt_share`: of the work of a request."""
 
     groups: tuple[PhaseGroups, ...] = ()
-    least: PhaseCounts = PhaseCounts()
+    minimum: PhaseCounts = PhaseCounts()
     prompt_share: float = 0.0
 
 
@@ -56,12 +56,12 @@ class PoolCapacity:
         """Reserved tokens of interactive requests: those of batch ones are theirs whenever they need them."""
         return max(0, self.sum.reserved_tokens - self.sum.batch_tokens)
 
-    def replace(self, before: Contribution | None, after: Contribution | None) -> None:
+    def replace(self, previous: Contribution | None, current: Contribution | None) -> None:
         """Replace one runner's contribution in the sum; None: it contributes nothing."""
-        if before is None and after is None:
+        if previous is None and current is None:
             return
-        self.runners += (after is not None) - (before is not None)
-        minus, plus = before or Contribution(), after or Contribution()
+        self.runners += (current is not None) - (previous is not None)
+        minus, plus = previous or Contribution(), current or Contribution()
         self.sum = Contribution(*map(sub, map(add, self.sum, plus), minus))
 
     def mean(self, tokens_per_s: float) -> RunnerCapacity | None:
@@ -84,16 +84,16 @@ class Autoscaler:
     def __init__(self, capacity: PoolCapacity) -> None:
         self.capacity = capacity
         self.throughput = TokenThroughput()
-        self.wanted = PhaseCounts()  # runners by the phase of their groups
+        self.target = PhaseCounts()  # runners by the phase of their groups
         self.victims: list[str] = []  # uuids, the first to go first
         self._phases = PhaseCounts()  # wanted runners by what they would compute
-        self._stabilizations = tuple(ScaleDownStabilization() for _ in self.wanted)
+        self._stabilizations = tuple(ScaleDownStabilization() for _ in self.target)
         self._mean: RunnerCapacity | None = None  # the last known while there is no runner
 
     @property
     def wanted_runners(self) -> int:
         """Wanted runners of all groups."""
-        return sum(self.wanted)
+        return sum(self.target)
 
     def recommend(
         self,
@@ -106,25 +106,29 @@ class Autoscaler:
         keep: bool,
         phases: PhaseBounds,
     ) -> float | None:
-        """Update `wanted`; `keep`: none is released for now. Returns when fewer may be wanted."""
+        """Update `target`; `keep`: none is released for now. Returns when fewer may be wanted."""
         self._mean = self.capacity.mean(self.throughput.per_s()) or self._mean
-        desired = desired_runners(load, self._mean, work_s, phases.least)
+        desired = desired_runners(load, self._mean, work_s, phases.minimum)
         counts = self._of_groups(bounds.clamp(sum(desired)), desired, phases)
         if keep:
             present = self.capacity.of_groups(phases.groups)
-            counts = PhaseCounts(*map(max, counts, self.wanted, present))
+            counts = PhaseCounts(*map(max, counts, self.target, present))
         counts = PhaseCounts(
-            *[one.recommend(count, now, window_s) for one, count in zip(self._stabilizations, counts, strict=True)]
+            *[
+                stabilization.recommend(count, now, window_s)
+                for stabilization, count in zip(self._stabilizations, counts, strict=True)
+            ]
         )
         total = bounds.clamp(sum(counts))
-        self.wanted = counts if total == sum(counts) else self._of_groups(total, counts, phases)
+        self.target = counts if total == sum(counts) else self._of_groups(total, counts, phases)
         self._phases = divide(total, desired, phases.prompt_share, self._phases)
         return min(
-            (at for one in self._stabilizations if (at := one.next_deadline(window_s)) is not None), default=None
+            (at for stabilization in self._stabilizations if (at := stabilization.next_deadline(window_s)) is not None),
+            default=None,
         )
 
     def _of_groups(self, total: int, demand: PhaseCounts, phases: PhaseBounds) -> PhaseCounts:
-        demand = PhaseCounts(*map(max, demand, phases.least))
+        demand = PhaseCounts(*map(max, demand, phases.minimum))
         return allocate(total, divide(total, demand, phases.prompt_share, self._phases), phases.groups)
 
     def demand(self, load: PoolLoad, work_s: float) -> PhaseCounts:
@@ -133,22 +137,22 @@ class Autoscaler:
 
     def surplus(self, groups: Sequence[PhaseGroups]) -> PhaseCounts:
         """Return how many runners of each group should go."""
-        return surplus(self.capacity.of_groups(groups), self.wanted)
+        return surplus(self.capacity.of_groups(groups), self.target)
 
-    def needs_more(self, going: PhaseCounts, kept: Iterable[VictimCandidate]) -> bool:
+    def needs_more(self, going: PhaseCounts, retained: Iterable[VictimCandidate]) -> bool:
         """True where more have to go than these, which are victims already."""
-        enough = Counter(candidate.group for candidate in kept)
-        return any(count > enough[phase] for phase, count in going._asdict().items())
+        counts = Counter(candidate.group for candidate in retained)
+        return any(count > counts[phase] for phase, count in going._asdict().items())
 
     def select_victims(
-        self, going: PhaseCounts, kept: Sequence[VictimCandidate], candidates: Iterable[VictimCandidate]
+        self, going: PhaseCounts, retained: Sequence[VictimCandidate], candidates: Iterable[VictimCandidate]
     ) -> list[str]:
-        """Let `going` runners of each group be victims. `kept`: victims so far. Returns whose state changes.
+        """Let `going` runners of each group be victims. `retained`: victims so far. Returns whose state changes.
 
         Victims stay victims while `going` does not fall (their loads fall, those of others change: the choice must not
         follow), and the last one chosen is the first to be kept.
         """
-        victims = select_victims(candidates, [candidate.uuid for candidate in kept], going, self._phases)
+        victims = select_victims(candidates, [candidate.uuid for candidate in retained], going, self._phases)
         changed = sorted({*self.victims} ^ {*victims})
         self.victims = victims
         return changed

@@ -74,24 +74,26 @@ def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: floa
 
     For any phase, or for each apart where phases are split. `capacity` None: no runner ever reported.
     """
-    least = int(load.batch)  # all that batch requests ask for
-    filled = max(least, _ceil(max(_filled(load, capacity), _pressure(load, capacity, work_s))))
+    minimum = int(load.batch)  # all that batch requests ask for
+    filled = max(minimum, _ceil(max(_filled(load, capacity), _pressure(load, capacity, work_s))))
     if not load.split:
         return PhaseCounts(any=filled)
-    return PhaseCounts(max(least, _ceil(_prompts(load, capacity, work_s))), filled)
+    return PhaseCounts(max(minimum, _ceil(_prompts(load, capacity, work_s))), filled)
 
 
-def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float, least: PhaseCounts) -> PhaseCounts:
-    """Return the demand, a lightly loaded runner to spare, and `least` of a phase; none where nothing runs or waits."""
+def desired_runners(
+    load: PoolLoad, capacity: RunnerCapacity | None, work_s: float, minimum: PhaseCounts
+) -> PhaseCounts:
+    """Return the demand, one lightly loaded spare runner, and at least `minimum` of each phase; 0 without requests."""
     if not load.requests:
-        alone = PhaseCounts(least.prompt, least.token) if load.split else PhaseCounts(any=1)
+        alone = PhaseCounts(minimum.prompt, minimum.token) if load.split else PhaseCounts(any=1)
         return alone if load.batch else PhaseCounts()
     spare = SPARE_RUNNERS if capacity is not None else 0.0
     filled, pressure = _filled(load, capacity), _pressure(load, capacity, work_s)
     if not load.split:
         return PhaseCounts(any=max(1, _ceil(max(filled + spare, pressure))))
-    prompt = max(least.prompt, _ceil(_prompts(load, capacity, work_s)))
-    token, coming = max(least.token, _ceil(max(filled, pressure))), _coming(load, capacity)
+    prompt = max(minimum.prompt, _ceil(_prompts(load, capacity, work_s)))
+    token, coming = max(minimum.token, _ceil(max(filled, pressure))), _coming(load, capacity)
     if prompt + token - coming - filled < spare:  # the fuller side
         prompt, token = (prompt + 1, token) if coming * token > filled * prompt else (prompt, token + 1)
     return PhaseCounts(prompt, token)

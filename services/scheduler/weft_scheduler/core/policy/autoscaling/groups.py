@@ -21,19 +21,19 @@ class VictimCandidate(NamedTuple):
     group: str = "any"  # the phase of its group
 
 
-def divide(total: int, demand: PhaseCounts, prompt_share: float, before: PhaseCounts) -> PhaseCounts:
+def divide(total: int, demand: PhaseCounts, prompt_share: float, previous: PhaseCounts) -> PhaseCounts:
     """Return `total` runners by phase: what each demands, and of spare ones the share that prompts have of the work.
 
-    Where fewer than demanded may be had both sum to more. `before`: the last answer, kept within a margin.
+    Where fewer than demanded may be had both sum to more. `previous`: the last answer, kept within a margin.
     """
     spare = max(0, total - demand.prompt - demand.token)
     prompt = demand.prompt + spare * prompt_share
-    kept = before.prompt + before.token == total and abs(prompt - before.prompt) <= MARGIN
-    prompts = before.prompt if kept else round(prompt)
+    is_kept = previous.prompt + previous.token == total and abs(prompt - previous.prompt) <= MARGIN
+    prompts = previous.prompt if is_kept else round(prompt)
     return PhaseCounts(prompts, max(demand.token, total - prompts))
 
 
-def allocate(total: int, wanted: PhaseCounts, groups: Sequence[PhaseGroups]) -> PhaseCounts:
+def allocate(total: int, target: PhaseCounts, groups: Sequence[PhaseGroups]) -> PhaseCounts:
     """Return `total` runners by groups: each group's minimum, then what each phase wants, then groups for any.
 
     The phase that has the smaller part of what it wants comes first: both get a runner before one gets two. Where a
@@ -41,38 +41,38 @@ def allocate(total: int, wanted: PhaseCounts, groups: Sequence[PhaseGroups]) -> 
     """
     if not groups:
         return PhaseCounts(any=total)
-    most = {group.phase.value: group.max_runners or total for group in groups}
-    counts, wanted_of = Counter[str](), wanted._asdict()
+    max_runners = {group.phase.value: group.max_runners or total for group in groups}
+    counts, wanted_of = Counter[str](), target._asdict()
     for group in groups:
         counts[group.phase.value] = min(group.min_runners, total - counts.total())
     for _ in range(total - counts.total()):
-        short = [phase for phase in PHASES if counts[phase] < min(wanted_of[phase], most.get(phase, 0))]
+        short = [phase for phase in PHASES if counts[phase] < min(wanted_of[phase], max_runners.get(phase, 0))]
         if short:
             counts[min(short, key=lambda phase: counts[phase] / wanted_of[phase])] += 1
         else:
-            growable = (phase for phase in ("any", *PHASES) if counts[phase] < most.get(phase, 0))
+            growable = (phase for phase in ("any", *PHASES) if counts[phase] < max_runners.get(phase, 0))
             counts[next(growable, groups[-1].phase.value)] += 1
     return PhaseCounts(counts["prompt"], counts["token"], counts["any"])
 
 
-def surplus(present: PhaseCounts, wanted: PhaseCounts) -> PhaseCounts:
+def surplus(present: PhaseCounts, target: PhaseCounts) -> PhaseCounts:
     """Return how many go of each group: the surplus in all, and one more where another group lacks that one.
 
     So a phase gives its runners to the other one by one, each after the last has come.
     """
-    beyond = [max(0, n - most) for n, most in zip(present, wanted, strict=True)]
-    over = sum(present) - sum(wanted)
+    excess = [max(0, n - bound) for n, bound in zip(present, target, strict=True)]
+    over = sum(present) - sum(target)
     left = over + 1 if over >= 0 else 0
-    taken = list[int]()
-    for number in beyond:
-        taken.append(min(number, left - sum(taken)))
-    return PhaseCounts(*taken)
+    chosen = list[int]()
+    for number in excess:
+        chosen.append(min(number, left - sum(chosen)))
+    return PhaseCounts(*chosen)
 
 
 def select_victims(
-    candidates: Iterable[VictimCandidate], kept: Sequence[str], going: PhaseCounts, phases: PhaseCounts
+    candidates: Iterable[VictimCandidate], retained: Sequence[str], going: PhaseCounts, phases: PhaseCounts
 ) -> list[str]:
-    """Return the victims, the first to go first: `kept` ones that still may be, then the smallest of each group.
+    """Return the victims, the first to go first: `retained` ones that still may be, then the smallest of each group.
 
     Where there is a choice none whose role would have fewer left than `phases` wants of it; never the last one of a
     role while another one can go.
@@ -87,22 +87,22 @@ def select_victims(
         left[candidate.group] -= 1
         roles[candidate.role] -= 1
 
-    for uuid in kept:
+    for uuid in retained:
         if (candidate := by_uuid.get(uuid)) is not None and left[candidate.group]:
             take(candidate)
-    wanted = {RunnerRole.PROMPT: phases.prompt, RunnerRole.TOKEN: phases.token, RunnerRole.MIXED: 0}
-    for least in (wanted, dict.fromkeys(wanted, 0)):
+    target = {RunnerRole.PROMPT: phases.prompt, RunnerRole.TOKEN: phases.token, RunnerRole.MIXED: 0}
+    for floor in (target, dict.fromkeys(target, 0)):
         for candidate in everyone:
             if (
                 left[candidate.group]
                 and candidate.uuid not in victims
-                and roles[candidate.role] > least[candidate.role]
+                and roles[candidate.role] > floor[candidate.role]
             ):
                 take(candidate)
-    for last in (by_uuid[uuid] for uuid in [*victims] if uuid not in kept):
+    for last in (by_uuid[uuid] for uuid in [*victims] if uuid not in retained):
         spare = (c for c in everyone if c.group == last.group and c.uuid not in victims and roles[c.role] > 1)
-        if not roles[last.role] and (other := next(spare, None)) is not None:
+        if not roles[last.role] and (spare_runner := next(spare, None)) is not None:
             del victims[last.uuid]
             roles[last.role] = 1
-            take(other)
+            take(spare_runner)
     return [*victims]

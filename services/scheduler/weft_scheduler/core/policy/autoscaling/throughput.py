@@ -15,8 +15,8 @@ class DecayedRate:
         self._weight = 0.0
         self._at = 0.0
 
-    def count(self, now: float, by: float = 1.0) -> None:
-        self._weight = self._decayed(now) + by
+    def count(self, now: float, amount: float = 1.0) -> None:
+        self._weight = self._decayed(now) + amount
         self._at = now
 
     def per_s(self, now: float) -> float:
@@ -33,20 +33,20 @@ class ReusedShare:
     """
 
     def __init__(self) -> None:
-        self._given, self._found = DecayedRate(), DecayedRate()
+        self._assigned, self._reused = DecayedRate(), DecayedRate()
 
     def give(self, tokens: int, now: float) -> None:
         """Count prompt tokens of a request that is assigned to a runner."""
-        self._given.count(now, tokens)
+        self._assigned.count(now, tokens)
 
     def find(self, tokens: int, now: float) -> None:
         """Count prompt tokens that a runner reports to have found since."""
-        self._found.count(now, tokens)
+        self._reused.count(now, tokens)
 
     def share(self, now: float) -> float:
         """Return the share, 0..1; 0.0 where nothing was given yet."""
-        given = self._given.per_s(now)
-        return min(1.0, self._found.per_s(now) / given) if given else 0.0
+        assigned_per_s = self._assigned.per_s(now)
+        return min(1.0, self._reused.per_s(now) / assigned_per_s) if assigned_per_s else 0.0
 
 
 class TokenThroughput:
@@ -57,8 +57,8 @@ class TokenThroughput:
 
     def measure(self, tokens: int, seconds: float) -> None:
         """Count the tokens that a loaded runner has computed in that time."""
-        kept = math.exp(-seconds / THROUGHPUT_TAU_S)
-        self._tokens, self._seconds = self._tokens * kept + tokens, self._seconds * kept + seconds
+        decay = math.exp(-seconds / THROUGHPUT_TAU_S)
+        self._tokens, self._seconds = self._tokens * decay + tokens, self._seconds * decay + seconds
 
     def per_s(self) -> float:
         """Return tokens per second; 0.0 where no runner was loaded yet."""

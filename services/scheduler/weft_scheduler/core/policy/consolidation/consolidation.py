@@ -46,8 +46,8 @@ class ConsolidationRunner:
     @property
     def lightly_loaded(self) -> bool:
         """True where the runner is at most half full, of sequences and of memory, and not idle."""
-        few = bool(self.working_set) and 2 * self.working_set <= self.good_sequences
-        return few and 2 * self.free_tokens >= self.total_tokens
+        is_lightly_loaded = bool(self.working_set) and 2 * self.working_set <= self.good_sequences
+        return is_lightly_loaded and 2 * self.free_tokens >= self.total_tokens
 
 
 def select_sources(runners: Iterable[ConsolidationRunner]) -> list[ConsolidationRunner]:
@@ -74,8 +74,8 @@ def select_leaving(
     computed_s = sum(sequence.context_tokens for sequence in leaving) / source.prefill_tokens_per_s
     if saved_s < GAIN_FACTOR * computed_s:
         return []
-    others = [r for r in runners if r.accepts and (_order(r) > _order(source) or not source.accepts)]
-    spare = [_SpareCapacity(runner) for runner in sorted(others, key=_order, reverse=True)]
+    destinations = [r for r in runners if r.accepts and (_order(r) > _order(source) or not source.accepts)]
+    spare = [_SpareCapacity(runner) for runner in sorted(destinations, key=_order, reverse=True)]
     for sequence in sorted(leaving, key=lambda s: (-s.footprint_tokens, s.request_id)):
         if not any(target.take(sequence, source.shape.numerics_class) for target in spare):
             return []

@@ -88,7 +88,7 @@ class RolePlan:
         return max(now + REVIEW_S, self._planned_s + periods * PERIOD_S)
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         """Reason in words for the number of runners in each role."""
         if self.suspended_until:
             return "transfers of KV failed: no phases are split for a while"
@@ -179,13 +179,13 @@ class RolePlan:
     def _prompt_count(self, members: Sequence[PhaseRunner]) -> int:
         n = len(members)
         # a group's preferred role is kept wherever one is left for the other phase
-        least = max(1, min(n - 1, sum(r.preferred is RunnerRole.PROMPT for r in members)))
-        most = min(n - 1, max(least, n - sum(r.preferred is RunnerRole.TOKEN for r in members)))
-        wanted = n * self._prompt_share(members)
+        min_prompt = max(1, min(n - 1, sum(r.preferred is RunnerRole.PROMPT for r in members)))
+        max_prompt = min(n - 1, max(min_prompt, n - sum(r.preferred is RunnerRole.TOKEN for r in members)))
+        wanted_prompt = n * self._prompt_share(members)
         present = sum(self.base.get(runner.uuid) is RunnerRole.PROMPT for runner in members)
-        known = any(runner.uuid in self.base for runner in members)
-        kept = known and abs(wanted - present) <= MARGIN
-        return min(most, max(least, present if kept else round(wanted)))
+        has_roles = any(runner.uuid in self.base for runner in members)
+        keeps_roles = has_roles and abs(wanted_prompt - present) <= MARGIN
+        return min(max_prompt, max(min_prompt, present if keeps_roles else round(wanted_prompt)))
 
     def _prompt_share(self, members: Sequence[PhaseRunner]) -> float:
         """Return the share of the prompt in the time that a request takes of all runners."""
@@ -205,10 +205,10 @@ class RolePlan:
     def _join(self, members: Sequence[PhaseRunner]) -> None:
         """Let newcomers of a large domain join the side that lacks one, or that of their group."""
         prompts = sum(self.base.get(runner.uuid) is RunnerRole.PROMPT for runner in members)
-        wanted = len(members) * self._prompt_share(members)
+        wanted_prompt = len(members) * self._prompt_share(members)
         for runner in members:
             if runner.uuid not in self.base:
-                role = runner.preferred or (RunnerRole.PROMPT if prompts < wanted else RunnerRole.TOKEN)
+                role = runner.preferred or (RunnerRole.PROMPT if prompts < wanted_prompt else RunnerRole.TOKEN)
                 self.base[runner.uuid] = role
                 prompts += role is RunnerRole.PROMPT
 
@@ -238,10 +238,10 @@ class RolePlan:
                 return
 
     def _can_do_without(self, runner: PhaseRunner, runners: Sequence[PhaseRunner]) -> bool:
-        others = [r for r in runners if r.uuid != runner.uuid and r.domain == runner.domain]
+        peers = [r for r in runners if r.uuid != runner.uuid and r.domain == runner.domain]
         if self.base.get(runner.uuid) is RunnerRole.TOKEN:  # it leaves prompts to the others
-            return any(r.queue_open for r in others if self.role_of(r.uuid) is not RunnerRole.TOKEN)
-        return any(r.reserved_share <= 0.5 for r in others if self.role_of(r.uuid) is not RunnerRole.PROMPT)
+            return any(r.queue_open for r in peers if self.role_of(r.uuid) is not RunnerRole.TOKEN)
+        return any(r.reserved_share <= 0.5 for r in peers if self.role_of(r.uuid) is not RunnerRole.PROMPT)
 
     def _keep_both(self, members: Sequence[PhaseRunner]) -> None:
         """Keep one runner of each side from being mixed, after another has gone."""

@@ -72,15 +72,15 @@ class CapacityTreap:
             node = node.left if key < node.key else node.right
         if node is None:
             raise KeyError(key)
-        before, node.free_tokens = node.free_tokens, free_tokens
-        if max(before, free_tokens) < node.maximum:
+        old_tokens, node.free_tokens = node.free_tokens, free_tokens
+        if max(old_tokens, free_tokens) < node.maximum:
             return  # a member below it has its subtree's maximum, before and after
         path.append(node)
         while path:
             node = path.pop()
-            before = node.maximum
+            old_tokens = node.maximum
             _refresh(node)
-            if node.maximum == before:
+            if node.maximum == old_tokens:
                 return
 
     def best(self, free_tokens: int, avoid: Container[str] = (), skip_limit: int = 64) -> RunnerKey | None:

@@ -45,8 +45,8 @@ class RunnerShape(NamedTuple):
         """Return the tokens of a request whose adapter is not busy yet; never more for it than an idle runner has."""
         if not self.token_bytes:
             return footprint_tokens
-        both = footprint_tokens - -adapter_bytes // self.token_bytes
-        return max(footprint_tokens, min(both, self.kv_tokens))
+        total_tokens = footprint_tokens - -adapter_bytes // self.token_bytes
+        return max(footprint_tokens, min(total_tokens, self.kv_tokens))
 
 
 class RunnerEntry(NamedTuple):
@@ -79,14 +79,14 @@ class ShapeIndex:
         """Return the treap that has, or gets, that runner."""
         return self.full if entry.full else self.open
 
-    def hold(self, uuid: str, before: Collection[str], after: Collection[str]) -> None:
-        """Index a runner by its busy adapters: `after` instead of `before`."""
-        for adapter in {*before}.difference(after):
+    def hold(self, uuid: str, old_adapters: Collection[str], adapters: Collection[str]) -> None:
+        """Index a runner by its busy adapters: `adapters` instead of `old_adapters`."""
+        for adapter in {*old_adapters}.difference(adapters):
             holders = self.holders[adapter]
             holders.discard(uuid)
             if not holders:
                 del self.holders[adapter]
-        for adapter in {*after}.difference(before):
+        for adapter in {*adapters}.difference(old_adapters):
             self.holders.setdefault(adapter, set()).add(uuid)
 
 
@@ -99,31 +99,31 @@ class RunnerIndex:
 
     def update(self, uuid: str, entry: RunnerEntry | None) -> None:
         """Index a runner as it is now; None: nothing may be placed on it."""
-        before = self.entries.get(uuid)
-        if entry == before:
+        old_entry = self.entries.get(uuid)
+        if entry == old_entry:
             return
-        if before is not None and (entry is None or entry.shape != before.shape):
+        if old_entry is not None and (entry is None or entry.shape != old_entry.shape):
             del self.entries[uuid]
-            index = self.by_shape[before.shape]
-            index.treap(before).drop(before.key)
-            index.hold(uuid, before.busy_adapters, ())
+            index = self.by_shape[old_entry.shape]
+            index.treap(old_entry).drop(old_entry.key)
+            index.hold(uuid, old_entry.busy_adapters, ())
             if not len(index):
-                del self.by_shape[before.shape]
-            before = None
+                del self.by_shape[old_entry.shape]
+            old_entry = None
         if entry is None:
             return
         index = self.by_shape.setdefault(entry.shape, ShapeIndex())
         treap, key, free_tokens = index.treap(entry), entry.key, entry.free_tokens
-        if before is not None and key == before.key and index.treap(before) is treap:
-            if free_tokens != before.free_tokens:
+        if old_entry is not None and key == old_entry.key and index.treap(old_entry) is treap:
+            if free_tokens != old_entry.free_tokens:
                 treap.resize(key, free_tokens)
         else:
-            if before is not None:
-                index.treap(before).drop(before.key)
+            if old_entry is not None:
+                index.treap(old_entry).drop(old_entry.key)
             treap.put(key, free_tokens, priority_of(uuid))
-        held = before.busy_adapters if before is not None else ()
-        if entry.busy_adapters is not held:
-            index.hold(uuid, held, entry.busy_adapters)
+        old_adapters = old_entry.busy_adapters if old_entry is not None else ()
+        if entry.busy_adapters is not old_adapters:
+            index.hold(uuid, old_adapters, entry.busy_adapters)
         self.entries[uuid] = entry
 
     def best(
@@ -137,13 +137,13 @@ class RunnerIndex:
         index = self.by_shape[shape]
         if adapter == BASE:
             key = index.open.best(free_tokens, avoid, skip_limit)
-            other = index.full.best(free_tokens, avoid, skip_limit)
+            candidate = index.full.best(free_tokens, avoid, skip_limit)
         else:
             key = index.open.best(shape.tokens_with_adapter(free_tokens, adapter_bytes), avoid, skip_limit)
-            other = self._best_holder(index, index.holders.get(adapter, ()), free_tokens, avoid)
-        if key is None or other is None:
-            return key or other
-        return other if slack and adapter != BASE and other.score + slack >= key.score else max(key, other)
+            candidate = self._best_holder(index, index.holders.get(adapter, ()), free_tokens, avoid)
+        if key is None or candidate is None:
+            return key or candidate
+        return candidate if slack and adapter != BASE and candidate.score + slack >= key.score else max(key, candidate)
 
     def _best_holder(
         self, index: ShapeIndex, holders: Collection[str], free_tokens: int, avoid: Container[str]

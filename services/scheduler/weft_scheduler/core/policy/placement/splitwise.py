@@ -66,8 +66,8 @@ class Splitwise:
 
     def place(self, request: PlacementRequest, closed: Container[RunnerShape]) -> Choice | None:
         if request.one_runner:
-            found = (self._best(index, request, request.footprint_tokens, closed) for index in self._whole)
-            return next((Choice(key.uuid) for key in found if key is not None), None)
+            candidates = (self._best(index, request, request.footprint_tokens, closed) for index in self._unsplit)
+            return next((Choice(key.uuid) for key in candidates if key is not None), None)
         domains = {domain_of(shape, self._across_classes) for index in self._indexes for shape in index.by_shape}
         choices = [choice for domain in domains if (choice := self._pair(request, closed, domain)) is not None]
         return max(choices, key=itemgetter(0))[1] if choices else None
@@ -100,7 +100,7 @@ class Splitwise:
         return self._prompt, self._token, self._mixed, self._mixed_token
 
     @property
-    def _whole(self) -> tuple[RunnerIndex, ...]:
+    def _unsplit(self) -> tuple[RunnerIndex, ...]:
         """Indexes for both phases of a request on one runner, the most suited first."""
         return self._mixed, self._token, self._prompt
 
@@ -116,8 +116,8 @@ class Splitwise:
         prompt = token = None
         if domain.kv_layout:
             prompt, token = best(self._prompt, first_tokens), best(self._token, needed)
-        if prompt is None and token is None and (both := best(self._mixed, needed)) is not None:
-            return (0, both), Choice(both.uuid)
+        if prompt is None and token is None and (mixed := best(self._mixed, needed)) is not None:
+            return (0, mixed), Choice(mixed.uuid)
         roles = (prompt is not None) + (token is not None)
         if domain.kv_layout:
             prompt = prompt or best(self._mixed, first_tokens)

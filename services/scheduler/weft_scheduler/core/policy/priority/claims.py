@@ -34,8 +34,8 @@ class Claims:
 
     def assign(self, claims: Mapping[str, Claim]) -> None:
         """Make these claims, by request, and no others. Claims that are not the same any more are released."""
-        before, self.by_request, self._by_runner = self.by_request, claims, None
-        self._released.update(claim.uuid for name, claim in before.items() if claims.get(name) != claim)
+        old_claims, self.by_request, self._by_runner = self.by_request, claims, None
+        self._released.update(claim.uuid for name, claim in old_claims.items() if claims.get(name) != claim)
 
     def forget(self, request_id: str) -> None:
         """Release the claim of a request that waits no longer."""

@@ -26,22 +26,22 @@ class InteractiveArrivals:
         self._requests = self._prompt_tokens = self._footprint_tokens = self._at = 0.0
 
     def count(self, now: float, prompt_tokens: int, footprint_tokens: int) -> None:
-        kept, self._at = self._kept(now), now
-        self._requests = kept * self._requests + 1
-        self._prompt_tokens = kept * self._prompt_tokens + prompt_tokens
-        self._footprint_tokens = kept * self._footprint_tokens + footprint_tokens
+        remaining, self._at = self._remaining(now), now
+        self._requests = remaining * self._requests + 1
+        self._prompt_tokens = remaining * self._prompt_tokens + prompt_tokens
+        self._footprint_tokens = remaining * self._footprint_tokens + footprint_tokens
 
     def prompt_tokens_per_s(self, now: float) -> float:
-        return self._prompt_tokens * self._kept(now) / RATE_TAU_S
+        return self._prompt_tokens * self._remaining(now) / RATE_TAU_S
 
     def headroom(self, now: float, runners: int) -> Headroom:
         """Return the room for the next requests, spread over `runners` runners."""
-        expected = self._requests * self._kept(now) / RATE_TAU_S * HEADROOM_S / max(1, runners)
+        expected = self._requests * self._remaining(now) / RATE_TAU_S * HEADROOM_S / max(1, runners)
         sequences = math.ceil(expected - MIN_ARRIVALS)
         if sequences <= 0:
             return Headroom()
         return Headroom(sequences, math.ceil(sequences * self._footprint_tokens / self._requests))
 
-    def _kept(self, now: float) -> float:
+    def _remaining(self, now: float) -> float:
         """Return the share of the counts that is left at `now`."""
         return math.exp((self._at - now) / RATE_TAU_S)

@@ -83,21 +83,21 @@ def _leaving(need: Need, capacity: Capacity) -> list[BatchSequence] | None:
     leaving: list[BatchSequence] = []
     if not _has_slot(need, capacity):
         of_adapter: dict[str, list[BatchSequence]] = {}
-        for one in capacity.lines:
-            if one.adapter not in capacity.shared:
-                of_adapter.setdefault(one.adapter, []).append(one)
+        for line in capacity.lines:
+            if line.adapter not in capacity.shared:
+                of_adapter.setdefault(line.adapter, []).append(line)
         if not of_adapter or capacity.free_adapters < 0:
             return None
         leaving = min(of_adapter.values(), key=_lost)
-    rest = [one for one in capacity.lines if one not in leaving]
-    rest.sort(key=lambda one: (one.computed_tokens, -one.arrived_s, one.request_id))
+    rest = [line for line in capacity.lines if line not in leaving]
+    rest.sort(key=lambda line: (line.computed_tokens, -line.arrived_s, line.request_id))
     selected = list(leaving)
     while not _fits(need, capacity, selected):
         if not rest:
             return None
         selected.append(rest.pop(0))
-    for one in reversed(selected[len(leaving) :]):  # a small one that was selected before a large one may stay
-        fewer = [other for other in selected if other is not one]
+    for line in reversed(selected[len(leaving) :]):  # a small one that was selected before a large one may stay
+        fewer = [other_line for other_line in selected if other_line is not line]
         if _fits(need, capacity, fewer):
             selected = fewer
     return selected
@@ -122,13 +122,13 @@ def _tokens(need: Need, capacity: Capacity) -> int | None:
 
 def _fits(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> bool:
     tokens = _tokens(need, capacity)
-    if tokens is None or capacity.free_tokens + sum(one.tokens for one in leaving) < tokens:
+    if tokens is None or capacity.free_tokens + sum(line.tokens for line in leaving) < tokens:
         return False
     return capacity.free_interactive > 0 and capacity.free_sequences + len(leaving) > 0
 
 
 def _lost(leaving: Iterable[BatchSequence]) -> tuple[int, int]:
-    computed = [one.computed_tokens for one in leaving]
+    computed = [line.computed_tokens for line in leaving]
     return sum(computed), len(computed)
 
 
@@ -136,13 +136,13 @@ def _take(need: Need, capacity: Capacity, leaving: Sequence[BatchSequence]) -> C
     """Give the request its place there."""
     tokens = _tokens(need, capacity)
     assert tokens is not None, "it fits"
-    before = {one.adapter for one in capacity.lines} | capacity.shared
-    capacity.lines = [one for one in capacity.lines if one not in leaving]
-    after = {one.adapter for one in capacity.lines} | capacity.shared
-    capacity.free_tokens += sum(one.tokens for one in leaving) - tokens
+    old_adapters = {line.adapter for line in capacity.lines} | capacity.shared
+    capacity.lines = [line for line in capacity.lines if line not in leaving]
+    adapters = {line.adapter for line in capacity.lines} | capacity.shared
+    capacity.free_tokens += sum(line.tokens for line in leaving) - tokens
     capacity.free_sequences += len(leaving) - 1
     capacity.free_interactive -= 1
-    capacity.free_adapters += len(before) - len(after) - (need.adapter not in after)
+    capacity.free_adapters += len(old_adapters) - len(adapters) - (need.adapter not in adapters)
     capacity.shared.add(need.adapter)
-    capacity.leaving_adapters.update(one.adapter for one in leaving)
+    capacity.leaving_adapters.update(line.adapter for line in leaving)
     return Claim(capacity.uuid, need.adapter, tokens)

@@ -39,10 +39,10 @@ class Overtaking(Generic[R]):
 
     def copy(self) -> "Overtaking[R]":
         """Return the same counts; every request is offered again."""
-        same = Overtaking[R]()
-        same.counts = self.counts.copy()
-        same.starved = self.starved.copy()
-        return same
+        copy = Overtaking[R]()
+        copy.counts = self.counts.copy()
+        copy.starved = self.starved.copy()
+        return copy
 
     def out_of_reach(self, queue: WaitingQueue[R], request: R) -> bool:
         """True where a request that has just been queued is behind all that a pass would offer."""
@@ -70,14 +70,14 @@ class QueuePass(Generic[R]):
 
     def __init__(
         self,
-        kept: Overtaking[R],
+        retained: Overtaking[R],
         queue: WaitingQueue[R],
         placement: PlacementPolicy,
         bound: int,
         window: int,
         shares: TenantShares | None = None,
     ) -> None:
-        self._kept, self._queue, self._placement, self._shares = kept, queue, placement, shares
+        self._retained, self._queue, self._placement, self._shares = retained, queue, placement, shares
         self._bound, self._window = bound, window
         self.closed: set[RunnerShape] = set()  # shapes of which no runner takes anything new in this pass
 
@@ -86,12 +86,12 @@ class QueuePass(Generic[R]):
 
         Begin again where the pass placed requests after which another pass may place more.
         """
-        queue, kept = self._queue, self._kept
+        queue, retained = self._queue, self._retained
         while True:
-            if kept.closed:
-                kept.blocked.clear()
-            self.closed = kept.closed = set()
-            kept.reach, kept.frontier = {}, None
+            if retained.closed:
+                retained.blocked.clear()
+            self.closed = retained.closed = set()
+            retained.reach, retained.frontier = {}, None
             if not self._may_place():
                 return
             waiting = len(queue)
@@ -103,16 +103,16 @@ class QueuePass(Generic[R]):
                     if offered.id not in queue:
                         continue
                     self._key = queue.key_of(offered)
-                    drains = self._bound == 0 or offered.id in kept.starved
-                    blocked = offered.id in kept.blocked and offered.tenant not in self._again
+                    drains = self._bound == 0 or offered.id in retained.starved
+                    blocked = offered.id in retained.blocked and offered.tenant not in self._again
                     yield Offer(offered, offered.id in self._tried, blocked, drains)
                 if request.id in queue:
                     self._stays(request)
                 if not self._may_place():
                     break
             else:
-                if self._bound and not kept.starved:  # starved ones are offered out of their order
-                    kept.reach = self._reach
+                if self._bound and not retained.starved:  # starved ones are offered out of their order
+                    retained.reach = self._reach
             if len(queue) in (0, waiting) or not self._is_outdated:
                 return
 
@@ -120,14 +120,14 @@ class QueuePass(Generic[R]):
         """Take the answer to an offer: the request was placed, or no runner can take it now."""
         self._tried.add(request.id)
         if placed:
-            self._kept.forget(request.id)
+            self._retained.forget(request.id)
         else:
-            self._kept.blocked.add(request.id)
+            self._retained.blocked.add(request.id)
 
-    def passed_by(self, request: R, *, beside: bool = False) -> Iterator[R]:
+    def passed_by(self, request: R, *, into_gap: bool = False) -> Iterator[R]:
         """Yield what a placed request has passed: older ones of its tenant, and of tenants whose turn came before.
 
-        One that others made room for, `beside` them, takes nothing that requests of other tenants could have.
+        One that others made room for, `into_gap` them, takes nothing that requests of other tenants could have.
         """
         queue, tenant = self._queue, request.tenant
         for older in queue.oldest(tenant, self._window):
@@ -137,16 +137,16 @@ class QueuePass(Generic[R]):
                 continue  # its order lets that one pass, which ageing bounds
             if older.id in queue:
                 yield older
-        if not beside:
+        if not into_gap:
             yield from (other for other in self._stayed.values() if other.tenant != tenant and other.id in queue)
 
     def count(self, overtaken: Iterable[R]) -> None:
         """Count that each of `overtaken` was passed; one that was passed too often is offered next."""
         starved: list[R] = []
         for request in overtaken:
-            self._kept.counts[request.id] += 1
-            if self._kept.counts[request.id] >= self._bound:
-                self._kept.starved[request.id] = request
+            self._retained.counts[request.id] += 1
+            if self._retained.counts[request.id] >= self._bound:
+                self._retained.starved[request.id] = request
                 starved.append(request)
         self._next.extendleft(reversed(starved))
 
@@ -181,7 +181,7 @@ class QueuePass(Generic[R]):
         """
         counters, cursor, ended = self._queue.counters, FIRST, 0
         begun: dict[str, Iterator[R]] = {}
-        while (entry := counters.after(cursor)) is not None and ended < self._window:
+        while (entry := counters.successor(cursor)) is not None and ended < self._window:
             key, tenant = entry
             if tenant not in begun:
                 begun[tenant] = self._of_tenant(tenant)
@@ -190,14 +190,14 @@ class QueuePass(Generic[R]):
                 cursor, ended = key, ended + 1
             else:
                 yield request
-        self._kept.frontier = cursor if entry is not None else None
+        self._retained.frontier = cursor if entry is not None else None
 
     def _of_tenant(self, tenant: str) -> Iterator[R]:
         queue = self._queue
         if self._bound == 0:
             first = [*queue.oldest(tenant, self._window)]
         else:
-            starved = [request for request in self._kept.starved.values() if request.tenant == tenant]
+            starved = [request for request in self._retained.starved.values() if request.tenant == tenant]
             first = sorted(starved, key=lambda request: request.order)
         for request in first:
             if request.id in queue:
@@ -207,10 +207,10 @@ class QueuePass(Generic[R]):
     def _is_held_back(self, tenant: str) -> bool:
         """True for a tenant that leaves what is free to others; one that did, and does no more, is offered anew."""
         if self._shares is not None and self._shares.must_yield(tenant):
-            self._kept.skipped.add(tenant)
+            self._retained.skipped.add(tenant)
             return True
-        if tenant in self._kept.skipped:
-            self._kept.skipped.remove(tenant)
+        if tenant in self._retained.skipped:
+            self._retained.skipped.remove(tenant)
             self._again.add(tenant)
         return False
 
@@ -229,5 +229,5 @@ class QueuePass(Generic[R]):
         Where shapes are closed the turn may be another tenant's by now, for whom the request that closed them has to
         wait. Where a tenant waits no more the window is shared by fewer. Who was placed may be beyond its share now.
         """
-        more = self._queue.share(self._window) > self._share
-        return bool(self.closed or (self._reach and more) or self._may_park())
+        is_full = self._queue.share(self._window) > self._share
+        return bool(self.closed or (self._reach and is_full) or self._may_park())

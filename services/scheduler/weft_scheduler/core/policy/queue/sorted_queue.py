@@ -30,7 +30,7 @@ class SortedQueue(Generic[Item]):
             for _, item in bucket:
                 yield item
 
-    def after(self, key: Key) -> tuple[Key, Item] | None:
+    def successor(self, key: Key) -> tuple[Key, Item] | None:
         """Return the next greater key and its item; None: there is none."""
         number = bisect_right(self._buckets, key, key=_last)
         if number == len(self._buckets):

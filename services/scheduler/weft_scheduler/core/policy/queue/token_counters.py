@@ -47,26 +47,26 @@ class TokenCounters:
         """Return the place of a tenant that waits. Raises KeyError where it does not."""
         return self._keys[tenant]
 
-    def after(self, key: Key) -> tuple[Key, str] | None:
+    def successor(self, key: Key) -> tuple[Key, str] | None:
         """Return the next greater key and its waiting tenant; None: there is none."""
-        return self._waiting.after(key)
+        return self._waiting.successor(key)
 
     def is_next(self, tenant: str) -> bool:
         """True where a tenant waits and no other waiting one has a smaller counter."""
-        first = self._waiting.after(FIRST)
+        first = self._waiting.successor(FIRST)
         return first is not None and first[1] == tenant
 
     @property
     def spread(self) -> float:
         """Difference between the largest and the smallest counter of waiting tenants."""
-        first, last = self._waiting.after(FIRST), self._waiting.last()
+        first, last = self._waiting.successor(FIRST), self._waiting.last()
         return last[0][0] - first[0][0] if first is not None and last is not None else 0.0
 
     def enter(self, tenant: str) -> None:
         """Let a tenant begin to wait."""
-        first = self._waiting.after(FIRST)
-        least = (first[0][0] if first is not None else self._last) - self._burst_tokens / self.weight(tenant)
-        self._put(tenant, (max(self._idle.pop(tenant, 0.0), least), next(self._turns)))
+        first = self._waiting.successor(FIRST)
+        minimum = (first[0][0] if first is not None else self._last) - self._burst_tokens / self.weight(tenant)
+        self._put(tenant, (max(self._idle.pop(tenant, 0.0), minimum), next(self._turns)))
         self.waiting_weight += self.weight(tenant)
 
     def leave(self, tenant: str) -> None:
@@ -80,13 +80,13 @@ class TokenCounters:
 
     def charge(self, tenant: str, tokens: float) -> None:
         """Charge a tenant for service of `tokens`; negative: it was charged for more than it received."""
-        by = tokens / self.weight(tenant)
+        service = tokens / self.weight(tenant)
         key = self._keys.get(tenant)
         if key is None:
-            self._idle[tenant] = self._idle.get(tenant, 0.0) + by
+            self._idle[tenant] = self._idle.get(tenant, 0.0) + service
             return
         self._waiting.remove(key)
-        self._put(tenant, (key[0] + by, key[1]))
+        self._put(tenant, (key[0] + service, key[1]))
 
     def _put(self, tenant: str, key: Key) -> None:
         self._keys[tenant] = key

@@ -126,14 +126,14 @@ class TenantQueue(Generic[R]):
         """
         passed, stayed = dict[str, Key](), Counter[str]()
         while True:
-            first, found = self._policy.first(placement), list[tuple[Key, R, str]]()
+            first, matches = self._policy.first(placement), list[tuple[Key, R, str]]()
             for name, lane in self._lanes.items():
-                entry = lane.after(max(first, passed.get(name, FIRST))) if stayed[name] < window else None
+                entry = lane.successor(max(first, passed.get(name, FIRST))) if stayed[name] < window else None
                 if entry is not None:
-                    found.append((*entry, name))
-            if not found:
+                    matches.append((*entry, name))
+            if not matches:
                 return
-            key, request, name = min(found, key=lambda entry: entry[0])
+            key, request, name = min(matches, key=lambda entry: entry[0])
             passed[name] = key
             yield request
             stayed[name] += request.id in self._keys
@@ -172,7 +172,7 @@ class WaitingQueue(Generic[R]):
     def tenants(self) -> Iterator[str]:
         """Yield the tenants that wait, the next one first."""
         key = FIRST
-        while (entry := self.counters.after(key)) is not None:
+        while (entry := self.counters.successor(key)) is not None:
             key, tenant = entry
             yield tenant
 

@@ -32,13 +32,13 @@ class OutputLengthStats:
 
     def of_adapter(self, pool: str, adapter: str) -> int:
         """Return the estimate for the next answer of that adapter."""
-        return self._of((pool, adapter)) or self.of_pool(pool)
+        return self._length_of((pool, adapter)) or self.of_pool(pool)
 
     def of_pool(self, pool: str) -> int:
         """Return the estimate for the next answer of any adapter of the pool."""
-        return self._of((pool, None)) or self._default_tokens
+        return self._length_of((pool, None)) or self._default_tokens
 
-    def _of(self, key: tuple[str, str | None]) -> int:
+    def _length_of(self, key: tuple[str, str | None]) -> int:
         """Return the quantile of a key's lengths; 0: too few answers for that rank."""
         lengths = self._lengths.get(key, ())
         rank = math.ceil(self._quantile * (len(lengths) + 1))

@@ -30,11 +30,11 @@ class ExpectedUse(NamedTuple):
     means: Sequence[int] = NO_USE
     variances: Sequence[int] = NO_USE
 
-    def plus(self, other: "ExpectedUse") -> "ExpectedUse":
-        return ExpectedUse(*([a + b for a, b in zip(*of, strict=True)] for of in zip(self, other, strict=True)))
+    def plus(self, use: "ExpectedUse") -> "ExpectedUse":
+        return ExpectedUse(*([a + b for a, b in zip(*pair, strict=True)] for pair in zip(self, use, strict=True)))
 
-    def minus(self, other: "ExpectedUse") -> "ExpectedUse":
-        return ExpectedUse(*([a - b for a, b in zip(*of, strict=True)] for of in zip(self, other, strict=True)))
+    def minus(self, use: "ExpectedUse") -> "ExpectedUse":
+        return ExpectedUse(*([a - b for a, b in zip(*pair, strict=True)] for pair in zip(self, use, strict=True)))
 
     def peak_tokens(self, deviations: float) -> int:
         """Return the highest mean with its margin."""
@@ -167,14 +167,14 @@ class PooledUse:
 
     def check(self) -> None:
         """Assert that the sums are those of the members, and each member's use is what its forecast says of it."""
-        total, held = ExpectedUse(), 0
+        total, held_pages = ExpectedUse(), 0
         for request_id, member in self.members.items():
             assert member.use == member.forecast_use(self._page_tokens), request_id
-            total, held = total.plus(member.use), held + member.held_pages
+            total, held_pages = total.plus(member.use), held_pages + member.held_pages
         assert list(map(list, self.sum)) == list(map(list, total)), (self.sum, total)
-        assert self.held_pages == held, (self.held_pages, held)
+        assert self.held_pages == held_pages, (self.held_pages, held_pages)
         assert not self._settled or self.peak_tokens == self.sum.peak_tokens(self.deviations), self.peak_tokens
 
     def _renew(self, member: Member) -> None:
-        before, member.use = member.use, member.forecast_use(self._page_tokens)
-        self.sum, self._settled = self.sum.minus(before).plus(member.use), False
+        old_use, member.use = member.use, member.forecast_use(self._page_tokens)
+        self.sum, self._settled = self.sum.minus(old_use).plus(member.use), False

@@ -19,10 +19,12 @@ class Attainment:
 
     def count(self, ttft_met: bool, token_time_met: bool, now: float) -> None:
         """Count a request that has finished."""
-        kept = math.exp((self._at - now) / TAU_S)
-        more = (True, ttft_met and token_time_met, ttft_met, token_time_met)
-        finished, both, ttft, token_time = [n * kept + one for n, one in zip(self._counts, more, strict=True)]
-        self._counts, self._at = (finished, both, ttft, token_time), now
+        decay = math.exp((self._at - now) / TAU_S)
+        met = (True, ttft_met and token_time_met, ttft_met, token_time_met)
+        finished, both_met, ttft, token_time = [
+            n * decay + increment for n, increment in zip(self._counts, met, strict=True)
+        ]
+        self._counts, self._at = (finished, both_met, ttft, token_time), now
 
     def percents(self) -> SloAttainment | None:
         """Return the shares, rounded down so that 100 is all requests; None: no request has finished."""
