@@ -189,7 +189,7 @@ def ignored_header(names: Collection[str]) -> dict[str, str]:
     return {HEADER: ", ".join(sorted(names))} if names else {}
 
 
-def take_hints(api: Api, value: dict[str, Any], known: Collection[str]) -> frozenset[str]:
+def take_hints(api: Api, value: dict[str, Any], served: Collection[str]) -> frozenset[str]:
     """Remove a request's ignored hints, and return the names of the hints with an effect elsewhere.
 
     `served`: the served parameters. Raises ParameterError for a tool of an unknown type, and for a `tool_choice` of a
@@ -201,7 +201,7 @@ def take_hints(api: Api, value: dict[str, Any], known: Collection[str]) -> froze
             continue
         for part in _objects(value, path):
             for last in places.keys() & part.keys():
-                if (path or last not in known) and part.pop(last):
+                if (path or last not in served) and part.pop(last):
                     names.add(places[last])
     return frozenset(names | (_leave_out_tools(api, value) if api in _FUNCTION else set()))
 
@@ -220,7 +220,7 @@ def _objects(value: dict[str, Any], path: tuple[str, ...]) -> Iterator[dict[str,
 def _leave_out_tools(api: Api, value: dict[str, Any]) -> set[str]:
     """Remove the tools of known unserved types, and return their names in the table. Raises ParameterError."""
     served, left_out = _FUNCTION[api], _LEFT_OUT[api]
-    tools: list[Any] = given if isinstance(given := value.get("tools"), list) else []
+    tools: list[Any] = entries if isinstance(entries := value.get("tools"), list) else []
     names, called, retained = set[str](), set[str](), list[Any]()
     for index, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None

@@ -60,7 +60,7 @@ def report(decision: PromotionDecision) -> None:
 async def _watch(settings: PredictorSettings, server: PredictorServer, model: PromotedModel) -> None:
     if settings.model is None or isinstance(model.served, ReplayedLengths):
         return
-    await ModelWatch(settings.model, WATCH_S, lambda found: server.in_turn(partial(offer, model, found))).run()
+    await ModelWatch(settings.model, WATCH_S, lambda candidate: server.in_turn(partial(offer, model, candidate))).run()
 
 
 async def _run(settings: PredictorSettings) -> int:

@@ -133,10 +133,10 @@ class AdminServer(AdminServicer):
         """Answer with at most MAX_USAGE_ROWS rows, the oldest days first."""
         first_day = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
         max_rows = MAX_USAGE_ROWS + 1
-        found = usage.since(
+        query = usage.since(
             self._engine, first_day, namespace=request.namespace, by_key=request.by_key, max_rows=max_rows
         )
-        rows = await _read(context, found)
+        rows = await _read(context, query)
         response = pb.GetUsageResponse(more=len(rows) > MAX_USAGE_ROWS)
         for row in rows[:MAX_USAGE_ROWS]:
             response.rows.add(

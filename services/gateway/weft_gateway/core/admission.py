@@ -252,13 +252,13 @@ class Admission:
     def drain(self) -> list[Effect]:
         """Take no more requests, and refuse the held requests."""
         self.draining = True
-        arrivals = [one for one in self._arrivals.values() if one.stage in (Stage.ROUTES, Stage.TOKENIZER)]
+        arrivals = [entry for entry in self._arrivals.values() if entry.stage in (Stage.ROUTES, Stage.TOKENIZER)]
         return [self._refuse(arrival, STOPPING) for arrival in arrivals]
 
     def check(self, active_batch: int) -> None:
         """Check counts and waits. `active_batch`: submitted answers of batch priority. Raises AssertionError."""
-        assert self.arriving == sum(one.n for one in self._arrivals.values()), "requests before their submission"
-        arriving_batch = sum(one.n for one in self._arrivals.values() if one.priority is Priority.BATCH)
+        assert self.arriving == sum(entry.n for entry in self._arrivals.values()), "requests before their submission"
+        arriving_batch = sum(entry.n for entry in self._arrivals.values() if entry.priority is Priority.BATCH)
         assert self.batch == active_batch + arriving_batch, "answers of batch priority"
         for arrival in self._arrivals.values():
             waits = arrival.stage is not Stage.SHELL

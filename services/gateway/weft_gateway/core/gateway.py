@@ -246,17 +246,17 @@ class Gateway:
             case _:
                 return []  # Draining: Ended follows for each sequence
         effects: list[Effect] = []
-        for runner in spoken:
-            stream = self.requests.get(runner.request_id)
+        for part in spoken:
+            stream = self.requests.get(part.request_id)
             if stream is None:
                 continue
             running = stream.running
-            foreign = running and running.epoch == runner.epoch and running.runner != session.runner
+            foreign = running and running.epoch == part.epoch and running.runner != session.runner
             if foreign and not stream.speaks(session.runner):
-                reason = f"it speaks for request {runner.request_id!r}, but its epoch belongs to a different runner"
+                reason = f"it speaks for request {part.request_id!r}, but its epoch belongs to a different runner"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._advance(stream, runner, now, session.runner)
+            effects += self._advance(stream, part, now, session.runner)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:

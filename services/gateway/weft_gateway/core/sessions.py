@@ -74,7 +74,7 @@ class SessionTable:
 
     def check(self, running: dict[Peer, set[str]]) -> None:
         """Check the sessions. `running`: the running requests by runner. Raises AssertionError."""
-        requests_by_peer = {one.peer: set(one.requests) for one in self._open.values() if one.requests}
+        requests_by_peer = {entry.peer: set(entry.requests) for entry in self._open.values() if entry.requests}
         assert requests_by_peer == running, "the requests of a session differ from the running requests"
         for peer, session in self._open.items():
             watched = (Deadline.SESSION, peer.name) in self._timers

@@ -70,7 +70,7 @@ def rebase_references(schema: Any, place: str) -> Any:
     return part
 
 
-def keep_enforceable(schema: Any, options: Options, *, where: str = "") -> Any:
+def keep_enforceable(schema: Any, options: Options, *, root_name: str = "") -> Any:
     """Return a schema within the keywords of llguidance.
 
     A lenient schema loses the keywords without enforcement. A strict schema raises ValueError with the first such
@@ -84,7 +84,7 @@ def keep_enforceable(schema: Any, options: Options, *, where: str = "") -> Any:
         return enforceable
     path, part = _find_dropped(schema, enforceable)
     places = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in path)
-    place = f"{where}{places}".removeprefix(".")
+    place = f"{root_name}{places}".removeprefix(".")
     raise ValueError(f"{place}: {_find_fault(part, options, schema) or fault}" if place else fault)
 
 

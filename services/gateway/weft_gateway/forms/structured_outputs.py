@@ -232,14 +232,14 @@ def _wrong(param: str, rule: str) -> ParameterError:
 
 def _compiled(output: StructuredOutput) -> str:
     """Build a grammar and compile it. Raises ValueError."""
-    own = _built(output)
-    grammar = _after_lead(output.lead, own) if output.lead else own
+    built = _built(output)
+    grammar = _after_lead(output.lead, built) if output.lead else built
     if len(grammar.encode()) > MAX_GRAMMAR:
         remedy = "; send fewer tools, or fewer strict tools" if output.kind == "tools" else ""
         raise ValueError(f"its grammar is larger than {MAX_GRAMMAR >> 10} KiB{remedy}")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
         raise ValueError(explain(_WRITTEN.split(error)[0] if output.kind == "tools" else error))
-    if fault := first_fault(own):
+    if fault := first_fault(built):
         raise ValueError(fault)
     return grammar
 
@@ -278,8 +278,8 @@ def _built(output: StructuredOutput) -> str:
 def _after_lead(lead: str, grammar: str) -> str:
     """Put a grammar after the lead, each with separate names: no rule of the client's collides with a rule of the
     lead."""
-    (own,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**own, "name": "form"}]})
+    (built,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**built, "name": "form"}]})
 
 
 def _unanchored(regex: str) -> str:

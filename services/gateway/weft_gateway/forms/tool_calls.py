@@ -95,8 +95,8 @@ class ToolCallParser:
         parts: list[Part] = []
         for begin in range(0, len(text), _PIECE_CHARS):
             self._pending += text[begin : begin + _PIECE_CHARS]
-            while (found := self._step()) is not None:
-                parts += found
+            while (call := self._step()) is not None:
+                parts += call
         return parts
 
     def flush(self, *, cut: bool = True) -> list[Part]:
@@ -115,8 +115,8 @@ class ToolCallParser:
                 parts = self._arguments()
                 if self._sent is not None:
                     return parts if cut else [*parts, *self._closing()]
-                if found := self._full_call(self._object.closed(), is_complete=False):
-                    return found
+                if call := self._full_call(self._object.closed(), is_complete=False):
+                    return call
                 pending = self._lead + pending
             case _State.CALL:
                 pending = self._lead + pending
@@ -192,10 +192,10 @@ class ToolCallParser:
             return parts or None
         if self._sent is not None:
             parts += self._closing()
-        elif found := self._full_call(
+        elif call := self._full_call(
             read.text if read.ended else read.closed(), is_complete=read.ended and self._is_marked
         ):
-            parts += found
+            parts += call
         else:
             raw, self._pending, self._state = self._pending[: read.read], self._pending[read.read :], _State.CONTENT
             return [Content(self._lead + raw)]

@@ -64,7 +64,7 @@ def keep_enforceable_tools(answer_form: Mapping[str, Any]) -> dict[str, Any]:
             continue
         param = f"tools[{function['index']}]"
         try:
-            schema = keep_enforceable(_arguments(function), _options(function), where="parameters")
+            schema = keep_enforceable(_arguments(function), _options(function), root_name="parameters")
         except ValueError as error:
             raise FaultyTool(param, f"{param} ({function['name']}): {error}") from error
         functions.append({**function, "parameters": schema})

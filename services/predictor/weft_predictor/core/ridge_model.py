@@ -140,7 +140,7 @@ class RidgeModel:
         for part in _parts(items):
             rows, buckets = self.featurizer.rows([(item.prompt_text, item.prompt_tokens) for item in part])
             regressions = {item.namespace: self._regression(item.namespace) for item in part}
-            predicted_rows = {id(one): one.ridge.predict_rows(rows).tolist() for one in regressions.values()}
+            predicted_rows = {id(entry): entry.ridge.predict_rows(rows).tolist() for entry in regressions.values()}
             for row, (item, bucket) in enumerate(zip(part, buckets, strict=True)):
                 group, regression = (item.namespace, item.model_name), regressions[item.namespace]
                 centre = self._centre(predicted_rows[id(regression)][row], group)

@@ -82,7 +82,7 @@ def select_victim(book: RunnerBook) -> PreemptDecision | None:
     if not waiting:
         return None
     candidates = victim_candidates(here, lambda sequence: sequence.priority)
-    leaving = [one for one in waiting if paused[one.request_id, one.epoch].leaves and one in candidates]
+    leaving = [s for s in waiting if paused[s.request_id, s.epoch].leaves and s in candidates]
     movable = [sequence for sequence in candidates if not sequence.stays]
     victim = latest_arrival(leaving or movable or candidates, lambda sequence: sequence.arrived_ms)
     allotment = paused.get((victim.request_id, victim.epoch))
