@@ -21,9 +21,8 @@ from weft_gateway.core.events import (
 )
 from weft_gateway.core.routes import RouteIndex
 
-TOKENIZER_SHARE = (
-    4  # at most a quarter of all requests waits for a single tokenizer: a broken tokenizer leaves room for the rest
-)
+# At most a quarter of all requests waits for a single tokenizer: a broken tokenizer leaves room for the rest.
+TOKENIZER_SHARE = 4
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # from a refusal until the request should come back
 MEAN_WEIGHT = 0.05  # weight of the newest request in the mean duration
 STOPPING = Failure("shutting_down", "This gateway is stopping.", 1000)

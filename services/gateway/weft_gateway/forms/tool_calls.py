@@ -84,7 +84,7 @@ class ToolCallParser:
         self._object: _ObjectText | None = None
         self._lead = ""  # the text before the object, content if no call follows
         self._name = ""  # that stands there
-        self._sent: int | None = None  # length of the object's text already sent as arguments; None: no name yet
+        self._sent: int | None = None  # end of the sent arguments in the object's text; None: no name yet
         self.calls = 0  # whole or begun
 
     def push(self, text: str) -> list[Part]:
@@ -95,8 +95,8 @@ class ToolCallParser:
         parts: list[Part] = []
         for begin in range(0, len(text), _PIECE_CHARS):
             self._pending += text[begin : begin + _PIECE_CHARS]
-            while (call := self._step()) is not None:
-                parts += call
+            while (step := self._step()) is not None:
+                parts += step
         return parts
 
     def flush(self, *, cut: bool = True) -> list[Part]:
@@ -291,7 +291,7 @@ class _ObjectText:
 
     def __init__(self) -> None:
         self.text = ""
-        self.owed = ""  # the brackets to close it
+        self.owed = ""  # the text to close it
         self.inner_end: int | None = None  # in `text`, after the first object or array inside
         self.read = self.certain = 0  # characters taken; characters in `text`
         self.ended = self.broken = False
