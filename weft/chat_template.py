@@ -152,10 +152,10 @@ class _Steps:
     def _inner_weight(self, value: Any) -> int:
         if not isinstance(value, list | tuple | dict):
             return CHARS_OF_VALUE + self._weight(value)
-        known = self._weights.get(id(value))
-        if known is None:
-            known = self._weights[id(value)] = value, _bounded(self._weight(value))
-        return known[1]
+        weight = self._weights.get(id(value))
+        if weight is None:
+            weight = self._weights[id(value)] = value, _bounded(self._weight(value))
+        return weight[1]
 
 
 class _Generation(Extension):
@@ -177,10 +177,10 @@ class _Namespace(Namespace):
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # as jinja2's: `self` may be a name
         self, *values = args
-        found = dict(*values, **kwargs)
-        for name in found:
+        mapping = dict(*values, **kwargs)
+        for name in mapping:
             _check_name(name)
-        Namespace.__init__(self, found)
+        Namespace.__init__(self, mapping)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
@@ -208,12 +208,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self, strftime: Callable[[str], str]) -> None:
         extensions = ["jinja2.ext.loopcontrols", _Generation]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_read)
-        filters = {name: one for name, one in self.filters.items() if name not in _SLOW} | {"tojson": _tojson}
-        self.filters = {name: _paid(name, one) for name, one in filters.items()}
+        filters = {name: function for name, function in self.filters.items() if name not in _SLOW} | {"tojson": _tojson}
+        self.filters = {name: _paid(name, function) for name, function in filters.items()}
         self.filters |= {_COUNTED: _counted, _MADE: _made, _READ: _read, _CUT: _cut, _SPENT: _spent}
         self.tests |= {name: _paid_test(self.tests[name]) for name in _COMPARING}
-        own = {"raise_exception": _refuse, "strftime_now": strftime, "dict": _Dict(), "namespace": _Namespace}
-        self.globals = {name: one for name, one in self.globals.items() if name != "lipsum"} | own
+        helpers = {"raise_exception": _refuse, "strftime_now": strftime, "dict": _Dict(), "namespace": _Namespace}
+        self.globals = {name: function for name, function in self.globals.items() if name != "lipsum"} | helpers
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Parse a template, and have what runs more than once, and what makes or compares values, pay for it."""
@@ -283,7 +283,7 @@ class ChatTemplate:
         Where the template refuses messages, later system messages among them are folded. Raises TemplateRefused,
         RenderedTooLong.
         """
-        messages = [self._known(message) for message in chat.messages]
+        messages = [self._known_fields(message) for message in chat.messages]
         if not self._shows_broken_calls:
             messages = [_with_objects(message) for message in messages]
         if self._loses_results:
@@ -337,7 +337,7 @@ class ChatTemplate:
         except TemplateRefused:
             return False
 
-    def _known(self, message: Message) -> Message:
+    def _known_fields(self, message: Message) -> Message:
         """Replace OpenAI's newer name of a system message, for templates that do not know it, and name reasoning."""
         if (reasoning := message.get("reasoning_content")) is not None:
             message = {**message, **dict.fromkeys(REASONING, reasoning)}
@@ -361,18 +361,18 @@ def adapter_template(
     Raises TemplateFault.
     """
     config, special = (_object(files, name) for name in (CONFIG_FILE, SPECIAL_FILE))
-    sources, own, ids = sources_of(files, config), special_tokens_of(config, special), declared_tokens(config)
+    sources, own_tokens, ids = sources_of(files, config), special_tokens_of(config, special), declared_tokens(config)
     if not sources:
         return None, ()
     written = " ".join(sources.values())
-    own = {name: text for name, text in own.items() if name in written}
-    texts = dict.fromkeys((*own.values(), *(text for text in ids if text in written)))
-    strange = [text for text in texts if (found := token_of(text)) is None or ids.get(text, found) != found]
+    own_tokens = {name: text for name, text in own_tokens.items() if name in written}
+    texts = dict.fromkeys((*own_tokens.values(), *(text for text in ids if text in written)))
+    strange = [text for text in texts if (token_id := token_of(text)) is None or ids.get(text, token_id) != token_id]
     warnings = [
         f"the adapter's chat template writes {text[:100]!r}, which is another token of the base or none: it is text"
         for text in strange
     ]
-    tokens = {**base, **{name: text for name, text in own.items() if text not in strange}}
+    tokens = {**base, **{name: text for name, text in own_tokens.items() if text not in strange}}
     return ChatTemplate(sources, tokens), tuple(warnings[:MAX_WARNINGS])
 
 
@@ -380,11 +380,11 @@ def sources_of(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Sources
     """Read templates by name: from files of their own, else from tokenizer_config.json. Raises TemplateFault."""
     names = {TEMPLATE_FILE: DEFAULT, NAMED_FILE: TOOL_USE}
     try:
-        found = {name: files[file].decode() for file, name in names.items() if file in files}
+        templates = {name: files[file].decode() for file, name in names.items() if file in files}
     except UnicodeDecodeError as error:
         raise TemplateFault(f"the chat template is no text in UTF-8: {error}") from error
-    if found:
-        return found
+    if templates:
+        return templates
     match config.get("chat_template") or {}:
         case str(source):
             return {DEFAULT: source}
@@ -401,15 +401,15 @@ def sources_of(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Sources
 
 def special_tokens_of(*configs: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token`, `eos_token`, ... of tokenizer_config.json and special_tokens_map.json, as plain strings."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for config in configs:
         for name in _SPECIAL:
             match config.get(name):
                 case str(text) | {"content": str(text)}:
-                    found.setdefault(name, text)
+                    templates.setdefault(name, text)
                 case _:
                     pass
-    return found
+    return templates
 
 
 def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -448,10 +448,10 @@ def _rendered(template: jinja2.Template, values: Mapping[str, Any], max_chars: i
 
 def _continued(rendered: str) -> str:
     """The rendered text up to the end of the continued message, stripped where the template strips messages."""
-    before, found, after = rendered.rpartition(_END)
-    if not found:
+    content, mark, rest = rendered.rpartition(_END)
+    if not mark:
         raise TemplateRefused("the model's chat template leaves out the message that is to be continued")
-    return before if after.startswith(" ") else before.rstrip()
+    return content if rest.startswith(" ") else content.rstrip()
 
 
 def _in_parts(message: Message) -> Message:
@@ -476,14 +476,14 @@ def _with_objects(message: Message) -> Message:
 
 def _with_results(messages: Iterable[Message]) -> list[Message]:
     """Turn results of tools into turns of the user, for templates that drop or refuse such messages."""
-    found: list[Message] = []
-    for is_result, some in groupby(messages, lambda message: message["role"] == "tool"):
+    messages_out: list[Message] = []
+    for is_result, group in groupby(messages, lambda message: message["role"] == "tool"):
         if is_result:
-            texts = [f"<tool_response>\n{one.get('content', '')}\n</tool_response>" for one in some]
-            found.append({"role": "user", "content": "\n".join(texts)})
+            texts = [f"<tool_response>\n{one.get('content', '')}\n</tool_response>" for one in group]
+            messages_out.append({"role": "user", "content": "\n".join(texts)})
         else:
-            found += some
-    return found
+            messages_out += group
+    return messages_out
 
 
 def _with_system_first(messages: Sequence[Message]) -> list[Message]:
@@ -495,19 +495,19 @@ def _with_system_first(messages: Sequence[Message]) -> list[Message]:
     folded: list[Message] = []
     takes_more = False  # the last one is a turn of the user that a system message has joined
     for message in messages:
-        before = folded[-1]["role"] if folded else ""
+        last_role = folded[-1]["role"] if folded else ""
         if message["role"] not in _SYSTEM_ROLES:
-            joins, after = takes_more and message["role"] == "user", False
-        elif before in ("", *_SYSTEM_ROLES):
-            joins, after = bool(before), False
+            joins, continues = takes_more and message["role"] == "user", False
+        elif last_role in ("", *_SYSTEM_ROLES):
+            joins, continues = bool(last_role), False
         else:
             message = {"role": "user", "content": f"<system>\n{message.get('content', '')}\n</system>"}
-            joins, after = before in ("user", "tool"), before != "tool"
+            joins, continues = last_role in ("user", "tool"), last_role != "tool"
         if joins:
             folded[-1] = _joined(folded[-1], message)
         else:
             folded.append(message)
-        takes_more = after
+        takes_more = continues
     return folded
 
 
@@ -547,7 +547,7 @@ def _pay_for_values(node: nodes.Node) -> None:
     """Put what makes values inside a filter that pays for them, from the leaves on."""
     for name, value in node.iter_fields():
         if isinstance(value, list):
-            setattr(node, name, [_paying(one) for one in value])
+            setattr(node, name, [_paying(child) for child in value])
         elif isinstance(value, nodes.Node):
             setattr(node, name, _paying(value))
 
@@ -584,11 +584,11 @@ def _counted(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
 
 def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a filter of jinja2's pay for its value and its result."""
-    wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
+    passed = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
 
     @pass_context
     def paid(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
+        arguments = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         steps: _Steps = context.parent[_STEPS]
         steps.spend()
         if isinstance(value, str):
@@ -600,7 +600,7 @@ def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         elif name in _ITERATING:
             steps.spend(_length(value) // CHARS_OF_STEP)
         value, args = _checked(steps, name, value, args, kwargs)
-        return steps.made(function(*([given[wanted]] if wanted else []), value, *args, **kwargs))
+        return steps.made(function(*([arguments[passed]] if passed else []), value, *args, **kwargs))
 
     return paid
 
@@ -633,21 +633,21 @@ def _checked(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Check that a method or filter may be called: what it makes is bounded. Returns what is iterated as lists."""
     if name == "join":
-        value, *listed = [list(one) if isinstance(one, Iterator) else one for one in (value, *args)]
+        value, *listed = [list(argument) if isinstance(argument, Iterator) else argument for argument in (value, *args)]
         args = tuple(listed)
-    given = [*args, *kwargs.values()]
-    for one in given:
-        if isinstance(one, int) and abs(one) > MAX_VALUE:
+    arguments = [*args, *kwargs.values()]
+    for argument in arguments:
+        if isinstance(argument, int) and abs(argument) > MAX_VALUE:
             raise TemplateFailed(f"the model's chat template has a number beyond {MAX_VALUE} for {name}")
         if name in _LONGER:
-            steps.check_product(value, one)
-        if name == "join" and isinstance(value, Sized) and isinstance(one, Sized):
-            steps.check_product(" " * len(one), len(value))
-        if (name == "round" and isinstance(one, int) and abs(one) > MAX_DIGITS) or name == "encode":
-            raise TemplateFailed(f"the model's chat template has {str(one)[:100]!r} for {name}")
+            steps.check_product(value, argument)
+        if name == "join" and isinstance(value, Sized) and isinstance(argument, Sized):
+            steps.check_product(" " * len(argument), len(value))
+        if (name == "round" and isinstance(argument, int) and abs(argument) > MAX_DIGITS) or name == "encode":
+            raise TemplateFailed(f"the model's chat template has {str(argument)[:100]!r} for {name}")
     if name == "sum" and not isinstance(kwargs.get("start", args[1] if len(args) > 1 else 0), int | float):
         raise TemplateFailed("the model's chat template has a sum of what are no numbers")
-    match name, value, given:
+    match name, value, arguments:
         case "replace", str(), [str(old), str(new), *_]:
             steps.check_product(new, value.count(old))
         case "replace", _, [_, new, *_]:
@@ -655,8 +655,8 @@ def _checked(
         case (("format" | "format_map"), str(), _):
             if _WIDE.search(value.replace("{{", "")):
                 raise TemplateFailed("the model's chat template writes values too wide")
-            for one in given:
-                steps.check_product(one, value.count("%") + value.count("{"))
+            for argument in arguments:
+                steps.check_product(argument, value.count("%") + value.count("{"))
         case _:
             pass
     return value, args

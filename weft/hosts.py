@@ -21,15 +21,15 @@ class AllowedHosts:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         """Take names from `host_name`: NAME, *.DOMAIN for each name below a domain, * for every name."""
-        given = frozenset(names)
-        self._any, self._names = ANY in given, given | {"localhost", ""}
-        self._endings = (".localhost", *(name.removeprefix("*") for name in given if name.startswith("*.")))
+        listed = frozenset(names)
+        self._allows_all, self._names = ANY in listed, listed | {"localhost", ""}
+        self._endings = (".localhost", *(name.removeprefix("*") for name in listed if name.startswith("*.")))
 
     def allows(self, host: bytes) -> bool:
         """Return whether a request with this `Host` is answered; an empty `Host` names nobody."""
         parts = _HOST.fullmatch(host.decode("latin-1").strip(" \t").lower()) if len(host) <= MAX_HOST_CHARS else None
-        if self._any or parts is None:
-            return self._any
+        if self._allows_all or parts is None:
+            return self._allows_all
         if (name := parts["name"]) is None:
             return True
         name = name.removesuffix(".")

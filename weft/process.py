@@ -33,8 +33,8 @@ class DataDirUnusable(CannotStart):
 class AddressInUse(CannotStart):
     """An address this process was given cannot be listened on."""
 
-    def __init__(self, flag: str, address: str, why: str) -> None:
-        super().__init__(f"{flag} {address}: {why}: stop what listens there, or give another address")
+    def __init__(self, flag: str, address: str, reason: str) -> None:
+        super().__init__(f"{flag} {address}: {reason}: stop what listens there, or give another address")
 
 
 @contextmanager
@@ -75,8 +75,8 @@ def _mallopt(option: int, value: int) -> None:
 
 def data_root() -> Path:
     """The folder of all data: `$WEFT_DATA_DIR`, else `$XDG_STATE_HOME/weft`, else `~/.local/state/weft`."""
-    if given := os.environ.get("WEFT_DATA_DIR"):
-        return Path(given).expanduser()
+    if folder := os.environ.get("WEFT_DATA_DIR"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "weft"
 
 
@@ -97,12 +97,12 @@ def lock_data_dir(data_dir: Path, component: str) -> Generator[None]:
 
     Files that the process makes inside the block belong to its user alone. Raises DataDirInUse, DataDirUnusable.
     """
-    before = os.umask(0o077)
+    old_mask = os.umask(0o077)
     try:
         with _locked(data_dir, component):
             yield
     finally:
-        os.umask(before)
+        os.umask(old_mask)
 
 
 @contextmanager
@@ -117,8 +117,8 @@ def _locked(data_dir: Path, component: str) -> Generator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            why = f"{data_dir} is in use by another {component}: stop that one, or give another with --data-dir"
-            raise DataDirInUse(why) from error
+            message = f"{data_dir} is in use by another {component}: stop that one, or give another with --data-dir"
+            raise DataDirInUse(message) from error
         except OSError as error:
             raise DataDirUnusable(unusable % error.strerror) from error
         yield

@@ -21,9 +21,9 @@ PIECE_BYTES = 64 << 10
 KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")  # of a Secret; the last one for temporary credentials
 
 
-def missing_keys(found: Collection[str]) -> list[str]:
+def missing_keys(names: Collection[str]) -> list[str]:
     """List the keys that a Secret with these entries lacks."""
-    return [key for key in KEYS[:2] if key not in found]
+    return [key for key in KEYS[:2] if key not in names]
 
 
 def s3_client(
@@ -35,9 +35,9 @@ def s3_client(
     `url`: of the server; None: AWS in that region. `keys`: by `KEYS`; empty: requests are not signed; None: they are
     signed with what the process has by its environment or its pod's identity.
     """
-    given = keys or {}
+    settings = keys or {}
     bounded = Config(
-        signature_version=None if given or keys is None else UNSIGNED,
+        signature_version=None if settings or keys is None else UNSIGNED,
         connect_timeout=connect_s,
         read_timeout=read_s,
         retries={"total_max_attempts": tries, "mode": "standard"},
@@ -51,9 +51,9 @@ def s3_client(
         "s3",
         region_name=region,
         endpoint_url=url,
-        aws_access_key_id=given.get("accessKeyId"),
-        aws_secret_access_key=given.get("secretAccessKey"),
-        aws_session_token=given.get("sessionToken"),
+        aws_access_key_id=settings.get("accessKeyId"),
+        aws_secret_access_key=settings.get("secretAccessKey"),
+        aws_session_token=settings.get("sessionToken"),
         config=bounded,
     )
     client._endpoint.http_session = _BoundedSession(client._endpoint.http_session)  # botocore reads an answer whole
@@ -77,10 +77,13 @@ class _BoundedSession:
         self._session._manager.pool_classes_by_scheme = pools
 
     def send(self, request: AWSPreparedRequest) -> AWSResponse:
-        whole, request.stream_output = not request.stream_output, True  # else it is read in there, without a bound
+        is_buffered, request.stream_output = (
+            not request.stream_output,
+            True,
+        )  # else it is read in there, without a bound
         answer = self._session.send(request)
         answer.raw = _BoundedBody(answer.raw)
-        if whole:
+        if is_buffered:
             _ = answer.content
         return answer
 

@@ -112,9 +112,9 @@ def allowed_hosts_field(condition: str) -> Any:
     return Field([], description=description)
 
 
-def peer_field(default: str, whose: str) -> Any:
+def peer_field(default: str, owner: str) -> Any:
     """The field of the address of a service that is called."""
-    return Field(default, description=f"the {whose}'s gRPC address, HOST:PORT")
+    return Field(default, description=f"the {owner}'s gRPC address, HOST:PORT")
 
 
 def depot_field() -> Any:
@@ -133,8 +133,8 @@ def data_dir_field(component: str, description: str) -> Any:
     def default_data_dir() -> Path:
         return process.default_data_dir(component)
 
-    where = f"unset: $WEFT_DATA_DIR/{component}, else ~/.local/state/weft/{component}"
-    return Field(default_factory=default_data_dir, description=f"{description}; {where}")
+    rule = f"unset: $WEFT_DATA_DIR/{component}, else ~/.local/state/weft/{component}"
+    return Field(default_factory=default_data_dir, description=f"{description}; {rule}")
 
 
 def wrong_settings(error: ValidationError) -> str:

@@ -56,9 +56,9 @@ class Turnstile:
         begun = self._turns.leave(tenant, cost_s) if self._alone is None else []
         self._alone = None
         while begun:
-            whose, turn = begun.pop()
+            owner, turn = begun.pop()
             if turn.cancelled():  # it does not know yet
-                begun += self._turns.leave(whose, 0.0)
+                begun += self._turns.leave(owner, 0.0)
             else:
                 turn.set_result(None)
 

@@ -153,7 +153,7 @@ class Watched:
 
     def _sample(self) -> None:
         self._samples.append((self._clock.now - self._begin, len(self._runner.machine.pool.sequences)))
-        self._clock.after(SAMPLE_S, Rank.LAW, self._sample)
+        self._clock.call_after(SAMPLE_S, Rank.LAW, self._sample)
 
     def sequences(self, begin: float, end: float) -> float:
         """Return the sequences on the runner, on average."""

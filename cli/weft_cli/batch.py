@@ -180,8 +180,8 @@ def _endpoint_of(file: Path) -> str:
 def _check_output(output: Path) -> None:
     """Check that the output can be written, before an hour's work and not after it. Raises BadInput."""
     if output.is_dir() or not output.parent.is_dir():
-        why = "is a folder" if output.is_dir() else f"cannot be written: there is no folder {output.parent}"
-        raise BadInput(f"--output: {output} {why}", "name a file in a folder that is there")
+        message = "is a folder" if output.is_dir() else f"cannot be written: there is no folder {output.parent}"
+        raise BadInput(f"--output: {output} {message}", "name a file in a folder that is there")
 
 
 # -------------------------------------------------------------------- what a person sees
@@ -239,8 +239,8 @@ def _done(batch: Batch) -> str:
 def _summary(batch: Batch, output: Path, errors: Path) -> int:
     """Print what has come of the batch. Returns the exit code."""
     for error in (batch["errors"] or {}).get("data") or ():
-        where = f"line {error['line']}: " if error["line"] else ""
-        note(f"weft: {where}{error['message']} ({error['code']})")
+        location = f"line {error['line']}: " if error["line"] else ""
+        note(f"weft: {location}{error['message']} ({error['code']})")
     if batch["output_file_id"]:
         note(f"{_done(batch)}: {output}")
     if batch["error_file_id"]:

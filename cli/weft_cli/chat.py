@@ -34,9 +34,9 @@ class Model:
     max_tokens: int | None = None
 
     def body(self, messages: list[Message]) -> dict[str, Any]:
-        wanted = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        return {"model": self.name, "messages": messages, "stream": True, **given}
+        options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        fields = {name: value for name, value in options.items() if value is not None}
+        return {"model": self.name, "messages": messages, "stream": True, **fields}
 
 
 def chat(model: Model, text: str | None, system: str | None) -> int:
@@ -82,18 +82,18 @@ class Session:
 
     def _turn(self, text: str) -> bool:
         """One question and its answer; True when it was interrupted. What got no answer leaves the conversation."""
-        asked = [*self.messages, {"role": "user", "content": text}]
+        conversation = [*self.messages, {"role": "user", "content": text}]
         pieces: list[str] = []
         try:
-            show(self._http, self._model, asked, pieces)
+            show(self._http, self._model, conversation, pieces)
         except CommandError as error:
             note(f"weft: {error.message}{f' ({error.hint})' if error.hint else ''}")
         except KeyboardInterrupt:
             return True
         finally:
             if pieces:
-                said = "".join(pieces).encode(errors="replace").decode()  # half a character could not be sent again
-                self.messages = [*asked, {"role": "assistant", "content": said}]
+                reply = "".join(pieces).encode(errors="replace").decode()  # half a character could not be sent again
+                self.messages = [*conversation, {"role": "assistant", "content": reply}]
         return False
 
 
@@ -147,13 +147,13 @@ class Reply:
             yield event.text
 
 
-def _check_text(what: str, text: str) -> None:
+def _check_text(subject: str, text: str) -> None:
     """Refuse text that was no UTF-8 on the command line: its half surrogates fit in no request."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadInput(
-            f"{what} is not UTF-8: {error.reason}", "`iconv -f latin1 -t utf-8` turns a file into it"
+            f"{subject} is not UTF-8: {error.reason}", "`iconv -f latin1 -t utf-8` turns a file into it"
         ) from error
 
 

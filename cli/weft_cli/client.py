@@ -50,13 +50,13 @@ class Controller:
 
     def apply(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
         """Apply objects; yields for each, in order: created, configured or unchanged, or why it is refused."""
-        return self._each("/v1/apply", objects)
+        return self._apply_each("/v1/apply", objects)
 
     def delete(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
         """Delete objects, of which kind, namespace and name count; yields for each, in order: deleted, or why not."""
-        return self._each("/v1/delete", objects)
+        return self._apply_each("/v1/delete", objects)
 
-    def _each(self, path: str, objects: Sequence[Object]) -> Iterator[str | CommandError]:
+    def _apply_each(self, path: str, objects: Sequence[Object]) -> Iterator[str | CommandError]:
         for part in batches(objects):
             for answer in self._json("POST", path, {"kind": "List", "items": part})["items"]:
                 error = answer.get("error")
@@ -107,8 +107,8 @@ class Controller:
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
             raise not_running(self.data_dir) from error
         except (http.client.HTTPException, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise CommandError(f"the controller of {self.data_dir} went away: {why}") from error
+            message = str(error) or type(error).__name__
+            raise CommandError(f"the controller of {self.data_dir} went away: {message}") from error
 
 
 @contextmanager

@@ -65,9 +65,9 @@ class ClusterStack:
     def _api(self) -> "KubernetesApi":
         return KubernetesApi(self._open.enter_context(self._kubectl.proxy()))
 
-    def namespace(self, given: str | None) -> str:
+    def namespace(self, name: str | None) -> str:
         """The namespace of the flag, else that of the context, as kubectl has it."""
-        return given or self._kubectl.run("config", "view", "--minify", "-o", "jsonpath={..namespace}") or "default"
+        return name or self._kubectl.run("config", "view", "--minify", "-o", "jsonpath={..namespace}") or "default"
 
     def supervisor(self, address: str | None, tls_dir: Path | None) -> Supervisor:
         """Reach every supervisor that runs, each through a port-forward, with the certificate of people."""
@@ -103,8 +103,8 @@ class ClusterStack:
             raise NotThere(f"there is no component {component!r}", f"there are: {', '.join(components)}")
         selector = f"--selector={PART_OF},{COMPONENT}={component}"
         lines = [f"--tail={-1 if tail is None else tail}", *(["--follow"] if follow else [])]
-        where = [f"--namespace={self._namespace}", "--prefix", f"--max-log-requests={MAX_LOGS}"]
-        if code := self._kubectl.show("logs", selector, *lines, *where):
+        flags = [f"--namespace={self._namespace}", "--prefix", f"--max-log-requests={MAX_LOGS}"]
+        if code := self._kubectl.show("logs", selector, *lines, *flags):
             raise CommandError(f"kubectl logs: exit code {code}")
         return None
 
@@ -117,19 +117,19 @@ class ClusterStack:
 
     def _pods(self, component: str = "") -> list[Object]:
         selector = f"{PART_OF},{COMPONENT}={component}" if component else PART_OF
-        found = self._api.core(self._namespace, "pods", selector)
-        return found or self._not_installed()
+        pods = self._api.core(self._namespace, "pods", selector)
+        return pods or self._not_installed()
 
     def _service(self, component: str) -> str:
-        found = self._api.core(self._namespace, "services", f"{PART_OF},{COMPONENT}={component}")
-        if len(found) > 1:
+        services = self._api.core(self._namespace, "services", f"{PART_OF},{COMPONENT}={component}")
+        if len(services) > 1:
             raise CommandError(f"namespace {self._namespace} has several {component}s of Weft", "name one with --url")
-        return _name(found[0]) if found else self._not_installed()
+        return _name(services[0]) if services else self._not_installed()
 
     def _not_installed(self) -> Any:
-        where = f"context {self._access.context}" if self._access.context else "this cluster"
+        context = f"context {self._access.context}" if self._access.context else "this cluster"
         raise CommandError(
-            f"there is no Weft in namespace {self._namespace} of {where}",
+            f"there is no Weft in namespace {self._namespace} of {context}",
             "--system-namespace names the namespace of its Helm release",
         )
 
@@ -140,10 +140,10 @@ class ClusterStack:
             data = self._api.secret(self._namespace, name)
             return Certificate(*(base64.b64decode(data[file]) for file in ("ca.crt", "tls.key", "tls.crt")))
         except (CommandError, KeyError) as error:
-            why = error.message if isinstance(error, CommandError) else f"it has no {error}"
+            message = error.message if isinstance(error, CommandError) else f"it has no {error}"
             raise CommandError(
                 f"the supervisor asks for a certificate of an admin, and Secret {self._namespace}/{name} gives none: "
-                f"{why}",
+                f"{message}",
                 "ask for the right to `get` that Secret, or give a folder of certificates with --tls-dir",
             ) from error
 
@@ -208,14 +208,14 @@ class KubernetesApi:
     def _apply(self, obj: Object) -> str:
         meta, path = obj["metadata"], _path_of(obj)
         if "resourceVersion" in meta:
-            after = self._json("PUT", f"{path}?fieldManager={MANAGER}", obj)
-            return "configured" if after["metadata"]["resourceVersion"] != meta["resourceVersion"] else "unchanged"
+            updated = self._json("PUT", f"{path}?fieldManager={MANAGER}", obj)
+            return "configured" if updated["metadata"]["resourceVersion"] != meta["resourceVersion"] else "unchanged"
         try:
-            before = self._json("GET", path)["metadata"]["resourceVersion"]
+            version = self._json("GET", path)["metadata"]["resourceVersion"]
         except NotThere:
-            before = None
-        after = self._json("PATCH", f"{path}?fieldManager={MANAGER}", obj, APPLY)["metadata"]["resourceVersion"]
-        return "created" if before is None else "unchanged" if after == before else "configured"
+            version = None
+        updated = self._json("PATCH", f"{path}?fieldManager={MANAGER}", obj, APPLY)["metadata"]["resourceVersion"]
+        return "created" if version is None else "unchanged" if updated == version else "configured"
 
     def _json(self, method: str, path: str, body: Object | None = None, content_type: str = "application/json") -> Any:
         with self._answer(method, path, body, content_type) as response:
@@ -257,15 +257,15 @@ def _component(pod: Object) -> str:
 
 
 def _has_tls(pod: Object) -> bool:
-    arguments = (one for container in pod["spec"]["containers"] for one in container.get("args", ()))
-    return any(one.startswith("--tls-dir") for one in arguments)
+    arguments = (argument for container in pod["spec"]["containers"] for argument in container.get("args", ()))
+    return any(argument.startswith("--tls-dir") for argument in arguments)
 
 
 def _pod_row(pod: Object) -> tuple[str, ...]:
     status, containers = pod["status"], pod["status"].get("containerStatuses", ())
     ready = next((c["status"] for c in status.get("conditions", ()) if c["type"] == "Ready"), "False")
-    waiting = [one["state"]["waiting"] for one in containers if "waiting" in one.get("state", {})]
-    note = next((one.get("reason", "") for one in waiting), status.get("message", ""))
-    restarts = sum(one.get("restartCount", 0) for one in containers)
+    waiting = [container["state"]["waiting"] for container in containers if "waiting" in container.get("state", {})]
+    note = next((state.get("reason", "") for state in waiting), status.get("message", ""))
+    restarts = sum(container.get("restartCount", 0) for container in containers)
     phase = "Terminating" if "deletionTimestamp" in pod["metadata"] else status.get("phase", "Unknown")
     return _component(pod), _name(pod), ready, phase, str(restarts), note

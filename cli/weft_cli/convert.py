@@ -21,30 +21,30 @@ def convert(files: Sequence[Path]) -> None:
     """
     if not files:
         raise BadInput("there is nothing to convert", "weft convert -f FILE, or -f - for standard input")
-    said, wrong, found = list[str](), list[str](), list[object]()
+    notes, wrong, documents_out = list[str](), list[str](), list[object]()
     try:
         for file, number, value in load_documents(files):
-            found.append(_document(value, f"{file}, document {number}", said, wrong))
+            documents_out.append(_document(value, f"{file}, document {number}", notes, wrong))
     except ManifestError as error:
         raise BadInput(str(error)) from error
     if wrong:
         raise BadInput("\n".join(wrong))
-    say(yaml.safe_dump_all(found, sort_keys=False, allow_unicode=True), end="")
-    for sentence in said:
+    say(yaml.safe_dump_all(documents_out, sort_keys=False, allow_unicode=True), end="")
+    for sentence in notes:
         note(sentence)
 
 
-def _document(value: object, place: str, said: list[str], wrong: list[str]) -> object:
+def _document(value: object, place: str, notes: list[str], wrong: list[str]) -> object:
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
     if fields.get("kind") == "List" and isinstance(items := fields.get("items"), list):
-        return {**fields, "items": [_document(item, place, said, wrong) for item in cast("list[object]", items)]}
+        return {**fields, "items": [_document(item, place, notes, wrong) for item in cast("list[object]", items)]}
     if fields.get("apiVersion") != API_VERSION:
         return fields
     obj, lost = converted(fields)
     name = f"{place}, {obj.get('kind')} {(obj.get('metadata') or {}).get('name')}"
-    said.extend(f"{name}: {sentence}" for sentence in lost)
+    notes.extend(f"{name}: {sentence}" for sentence in lost)
     try:
         parse_object({key: value for key, value in obj.items() if key != "status"})
     except ManifestError as error:

@@ -152,8 +152,8 @@ def _print_rich(answers: Sequence[Answer]) -> None:
     grid = Table("Model", "Prompt", "Answer", "Right", "ms", box=None, header_style="bold")
     for a in answers:
         right = Text("yes", "green") if a.right else Text("NO", "bold red")
-        said = Text(sanitize(a.error or a.text))
-        grid.add_row(a.question.model, a.question.prompt, said, right, f"{a.total_ms:.0f}")
+        text = Text(sanitize(a.error or a.text))
+        grid.add_row(a.question.model, a.question.prompt, text, right, f"{a.total_ms:.0f}")
     console = Console()
     console.print(grid)
     console.print(f"\n{sum(a.right for a in answers)} of {len(answers)} right, asked at the same time")

@@ -80,8 +80,8 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: s
     if phases := status.get("phases"):
         counts = ", ".join(f"{phases[role]} {role}" for role in ("prompt", "token", "mixed"))
         facts["Phases"] = f"{counts} ({phases.get('message', '')})"
-    own = [runner for runner in runners if runner.pool == ref]
-    rows = [(*runner.row()[:1], *runner.row()[2:], runner.numerics_class) for runner in own]
+    pool_runners = [runner for runner in runners if runner.pool == ref]
+    rows = [(*runner.row()[:1], *runner.row()[2:], runner.numerics_class) for runner in pool_runners]
     headers = ("RUNNER", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS", "NUMERICS")
     lines = table(headers, rows) if rows else [unknown or "none"]
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "Runners:", *_indent(lines)]
@@ -96,17 +96,17 @@ def _template(obj: Object) -> str:
     chosen = spec.get("chatTemplate", {}).get("from", "Auto")
     if chosen in ("Inline", "ConfigMap"):
         return "none yet"
-    found = status.get("chatTemplate", {}).get("from", "")
-    whose = found if chosen == "Auto" or obj["kind"] == "ServingPool" else chosen
+    origin = status.get("chatTemplate", {}).get("from", "")
+    owner = origin if chosen == "Auto" or obj["kind"] == "ServingPool" else chosen
     base = "the base model's" if obj["kind"] == "ServingPool" else "the pool's"
-    return {"Adapter": "the adapter's own", "Base": base, "None": "none"}.get(whose, "")
+    return {"Adapter": "the adapter's own", "Base": base, "None": "none"}.get(owner, "")
 
 
 def _defaults(pool: Object) -> str:
     """Describe the defaults of sampling, by the model's generation_config.json."""
-    found = pool.get("status", {}).get("generationDefaults", {})
+    defaults = pool.get("status", {}).get("generationDefaults", {})
     ignored = " (ignored: generationDefaults)" if pool["spec"]["model"].get("generationDefaults") == "Ignore" else ""
-    return ", ".join(f"{name} {value}" for name, value in found.items()) + ignored if found else NONE
+    return ", ".join(f"{name} {value}" for name, value in defaults.items()) + ignored if defaults else NONE
 
 
 def describe_key(obj: Object, now: float) -> list[str]:

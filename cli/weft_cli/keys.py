@@ -44,8 +44,8 @@ def create(supervisor: Supervisor, new: NewKey, output: str) -> None:
         expires_unix_ms=expiry_unix_ms(new.expires, time.time()) if new.expires else 0,
     )
     made = _made(supervisor, request)
-    whose = f"namespace {new.namespace}" if new.namespace else "the platform"
-    note(f"key {made.key_id} for {whose}; it is shown this once:")
+    owner = f"namespace {new.namespace}" if new.namespace else "the platform"
+    note(f"key {made.key_id} for {owner}; it is shown this once:")
     say(dump(_secret(new.namespace, made.key_id, made.key), "yaml") if output == "secret" else made.key)
 
 
@@ -53,9 +53,9 @@ def replace_keys(supervisor: Supervisor, namespaces: Sequence[str], note: str) -
     """Make a new key for each namespace, and revoke earlier keys with this note. Raises CommandError."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
-    for known in ask(supervisor, lambda admin: admin.ListKeys(pb.ListKeysRequest(), timeout=TIMEOUT_S)).keys:
-        if known.note == note and not known.revoked:
-            request = pb.RevokeKeyRequest(key_id=known.key_id)
+    for key in ask(supervisor, lambda admin: admin.ListKeys(pb.ListKeysRequest(), timeout=TIMEOUT_S)).keys:
+        if key.note == note and not key.revoked:
+            request = pb.RevokeKeyRequest(key_id=key.key_id)
             ask(supervisor, lambda admin, request=request: admin.RevokeKey(request, timeout=TIMEOUT_S))
     return {name: _made(supervisor, pb.CreateKeyRequest(namespace=name, note=note)).key for name in namespaces}
 
@@ -74,8 +74,8 @@ def expiry_unix_ms(text: str, now: float) -> int:
 
 def _secret(namespace: str, key_id: str, key: str) -> dict[str, Any]:
     """Make a Kubernetes Secret of the key, for the tenant's pods. Without a namespace: that of `kubectl`."""
-    where = {"namespace": namespace} if namespace else {}
-    metadata = {"name": f"weft-key-{key_id}", **where, "labels": {"app.kubernetes.io/part-of": "weft"}}
+    filters = {"namespace": namespace} if namespace else {}
+    metadata = {"name": f"weft-key-{key_id}", **filters, "labels": {"app.kubernetes.io/part-of": "weft"}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": {"key": key}}
 
 

@@ -27,11 +27,11 @@ class Kubectl:
     """kubectl for one context. Every method raises CommandError, with kubectl's own words."""
 
     def __init__(self, context: str | None, kubeconfig: Path | None) -> None:
-        found = shutil.which("kubectl")
-        if found is None:
+        path = shutil.which("kubectl")
+        if path is None:
             raise CommandError("kubectl is not installed", INSTALL_HINT)
         flags = ([f"--context={context}"] if context else []) + ([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])
-        self._command = [*_tied(), found, *flags]
+        self._command = [*_tied(), path, *flags]
 
     def run(self, *arguments: str) -> str:
         """Run one command and return its output."""
@@ -76,17 +76,17 @@ class Kubectl:
             finally:
                 _end(child)
 
-    def _first_match(self, stdout: IO[str], errors: IO[str], ready: str, what: str) -> re.Match[str]:
+    def _first_match(self, stdout: IO[str], errors: IO[str], ready: str, subject: str) -> re.Match[str]:
         lines = queue.SimpleQueue[str]()
         threading.Thread(target=_read, args=(stdout, lines), daemon=True).start()
         try:
             first = lines.get(timeout=START_S)
         except queue.Empty:
-            raise CommandError(f"kubectl {what} has not started within {START_S:g} s") from None
+            raise CommandError(f"kubectl {subject} has not started within {START_S:g} s") from None
         if match := re.search(ready, first):
             return match
         errors.seek(0)
-        raise CommandError(f"kubectl {what}: {_reason(errors.read()) or first.strip() or 'it ended'}")
+        raise CommandError(f"kubectl {subject}: {_reason(errors.read()) or first.strip() or 'it ended'}")
 
 
 def _read(stdout: IO[str], lines: "queue.SimpleQueue[str]") -> None:

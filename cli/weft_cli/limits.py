@@ -28,7 +28,7 @@ def subject_of(namespace: str | None, key: str | None) -> str:
 
 def limits_of(words: Sequence[str]) -> dict[str, int]:
     """Read `requests-per-minute=600` and so on, by the message's names. Raises BadInput."""
-    names, found = {name.replace("_", "-"): name for name in LIMITS}, dict[str, int]()
+    names, values = {name.replace("_", "-"): name for name in LIMITS}, dict[str, int]()
     there_are = f"there are: {', '.join(f'{name}=NUMBER' for name in names)}"
     if not words:
         raise BadInput("which limits?", there_are)
@@ -38,10 +38,10 @@ def limits_of(words: Sequence[str]) -> dict[str, int]:
             raise BadInput(f"{word!r}: there is no limit {name!r}", there_are)
         if not (NUMBER.fullmatch(number) and 0 < int(number) <= MAX_LIMIT_VALUE):
             raise BadInput(f"{word!r}: write {name}=NUMBER, of 1 or more", "`weft limit delete` takes limits away")
-        if names[name] in found:
+        if names[name] in values:
             raise BadInput(f"{name} is there twice")
-        found[names[name]] = int(number)
-    return found
+        values[names[name]] = int(number)
+    return values
 
 
 def set_limit(supervisor: Supervisor, subject: str, model: str, values: dict[str, int]) -> None:
@@ -75,14 +75,14 @@ def list_limits(supervisor: Supervisor) -> None:
     say("\n".join(table(("SUBJECT", "MODEL", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT", "TOKENS/DAY", "DAY"), rows)))
 
 
-def usage(supervisor: Supervisor, since: str, by: str, namespace: str, *, as_csv: bool) -> None:
+def usage(supervisor: Supervisor, first_day: str, group: str, namespace: str, *, as_csv: bool) -> None:
     """Print what was used from a day on, summed by columns."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
-    columns = by.split(",")
+    columns = group.split(",")
     if not set(columns) <= set(COLUMNS) or len(set(columns)) < len(columns):
-        raise BadInput(f"--by {by!r}: some column is not there", f"there are: {', '.join(COLUMNS)}")
-    first = since_day(since, datetime.now(UTC).date())
+        raise BadInput(f"--by {group!r}: some column is not there", f"there are: {', '.join(COLUMNS)}")
+    first = since_day(first_day, datetime.now(UTC).date())
     request = pb.GetUsageRequest(since_day=max(0, (first - EPOCH).days), namespace=namespace, by_key="key" in columns)
     answer = ask(supervisor, lambda admin: admin.GetUsage(request, timeout=TIMEOUT_S))
     if answer.more:
@@ -92,8 +92,8 @@ def usage(supervisor: Supervisor, since: str, by: str, namespace: str, *, as_csv
     sums: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * len(SUMS))
     for row in answer.rows:
         day = str(EPOCH + timedelta(days=row.day))
-        of = {"day": day, "namespace": row.namespace, "model": row.model_name, "key": row.key_id}
-        total = sums[tuple(of[column] for column in columns)]
+        row_fields = {"day": day, "namespace": row.namespace, "model": row.model_name, "key": row.key_id}
+        total = sums[tuple(row_fields[column] for column in columns)]
         for i, name in enumerate(SUMS):
             total[i] += getattr(row, name)
     rows = [(*key, *map(str, total)) for key, total in sorted(sums.items())]

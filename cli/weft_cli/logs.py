@@ -28,25 +28,32 @@ def status(controller: Controller) -> None:
     """Print every component, and where the API is."""
     stack = controller.stack()
     rows = [
-        (name, one["phase"], str(one["pid"] or "-"), str(one["restarts"]), one["listen"] or "-", one["detail"])
-        for name, one in stack["components"].items()
+        (
+            name,
+            component["phase"],
+            str(component["pid"] or "-"),
+            str(component["restarts"]),
+            component["listen"] or "-",
+            component["detail"],
+        )
+        for name, component in stack["components"].items()
     ]
     say(f"API        {stack['gateway']}/v1 ({'with' if stack['auth'] else 'without'} API keys)")
     say(f"Data       {stack['dataDir']}")
     say(f"Controller pid {stack['pid']}, registry {'connected' if stack['registryUp'] else 'not connected'}")
     say("")
     say("\n".join(table(("COMPONENT", "STATE", "PID", "RESTARTS", "LISTENS", "NOTE"), rows)))
-    if any(one["phase"] != "Ready" for one in stack["components"].values()):
+    if any(component["phase"] != "Ready" for component in stack["components"].values()):
         raise CommandError("not every component is ready")
 
 
 def _read(folder: Path, component: str | None, tail: int | None, error: NotRunning) -> None:
     from weft_operator.local.logs import last_lines
 
-    found = sorted(path.stem for path in folder.glob("*.log")) if folder.is_dir() else []
-    if component is None and found:
-        say("\n".join(found))
-    elif component in found:
+    names = sorted(path.stem for path in folder.glob("*.log")) if folder.is_dir() else []
+    if component is None and names:
+        say("\n".join(names))
+    elif component in names:
         note(f"weft is not running; the last lines of {folder / component}.log:")
         say("".join(f"{line}\n" for line in last_lines(folder / f"{component}.log", tail)), end="")
     else:

@@ -471,8 +471,8 @@ def get(
         if watch:
             raise BadInput("runners are no objects and cannot be watched", "use `weft get runners` again")
         return get_runners(stack.supervisor(address, tls_dir), name, None if all_namespaces else namespace, output)
-    where = None if all_namespaces else stack.namespace(namespace)
-    return run(stack.api, resource, name, where, output, watch=watch)
+    filter_namespace = None if all_namespaces else stack.namespace(namespace)
+    return run(stack.api, resource, name, filter_namespace, output, watch=watch)
 
 
 @app.command(rich_help_panel="Objects")

@@ -31,14 +31,16 @@ def load_manifests(paths: Sequence[Path], done: str = "applied", *, defaults: bo
     if not paths:
         raise BadInput("nothing to read", "name a manifest or a folder with -f")
     try:
-        found = load(paths)
+        documents = load(paths)
     except ManifestError as error:
         raise BadInput(str(error), f"nothing was {done}: correct the manifests, then again") from error
-    if STDIN in paths and not found:
+    if STDIN in paths and not documents:
         raise BadInput(f"<stdin>: no object to be {done}", "what writes into the pipe may have failed")
     if defaults:
-        return [one.to_dict() for one in found]
-    return [one.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True) for one in found]
+        return [document.to_dict() for document in documents]
+    return [
+        document.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True) for document in documents
+    ]
 
 
 def apply(api: ObjectApi, paths: Sequence[Path]) -> None:
@@ -127,11 +129,11 @@ def _chosen(api: ObjectApi, kind: str, name: str | None, namespace: str | None) 
     items, version = api.list(kind, namespace)
     if name is None:
         return items, version
-    found = [item for item in items if item["metadata"]["name"] == name]
-    if not found:
-        where = f"namespace {namespace}" if namespace else "any namespace"
-        raise CommandError(f"there is no {SINGULAR[kind]} {name!r} in {where}", f"{OTHER_NAMESPACE}, -A is all")
-    return found, version
+    matches = [item for item in items if item["metadata"]["name"] == name]
+    if not matches:
+        scope = f"namespace {namespace}" if namespace else "any namespace"
+        raise CommandError(f"there is no {SINGULAR[kind]} {name!r} in {scope}", f"{OTHER_NAMESPACE}, -A is all")
+    return matches, version
 
 
 def _printer(kind: str, form: str, *, all_namespaces: bool) -> Callable[[list[Object], bool], None]:
@@ -143,14 +145,14 @@ def _printer(kind: str, form: str, *, all_namespaces: bool) -> Callable[[list[Ob
     def print_table(items: list[Object], header: bool) -> None:
         now = time.time()
         prefix = [(item["metadata"]["namespace"],) if all_namespaces else () for item in items]
-        rows = [(*before, *row(item, now, wide=wide)) for before, item in zip(prefix, items, strict=True)]
+        rows = [(*leading, *row(item, now, wide=wide)) for leading, item in zip(prefix, items, strict=True)]
         lines = table(header_cells, rows, widths)
         widths[:] = [max(pair) for pair in zip(widths, _widths(rows), strict=True)]
         say("\n".join(lines if header else lines[1:]))
 
     def print_whole(items: list[Object], header: bool) -> None:
-        whole: Any = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
-        say(("---\n" if form == "yaml" and not header else "") + dump(whole, form))
+        document: Any = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
+        say(("---\n" if form == "yaml" and not header else "") + dump(document, form))
 
     return print_whole if form in ("json", "yaml") else print_table
 
@@ -160,30 +162,30 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _none_found(api: ObjectApi, kind: str, namespace: str | None) -> None:
-    others: list[Object] = []
+    elsewhere: list[Object] = []
     with contextlib.suppress(CommandError):  # who may look in one namespace alone
-        others = api.list(kind)[0] if namespace else []
-    where = f" in namespace {namespace}" if namespace else ""
-    more = f" ({len(others)} in other namespaces: -A shows them)" if others else ""
-    note(f"No {kind} found{where}{more}.")
+        elsewhere = api.list(kind)[0] if namespace else []
+    scope = f" in namespace {namespace}" if namespace else ""
+    hint = f" ({len(elsewhere)} in other namespaces: -A shows them)" if elsewhere else ""
+    note(f"No {kind} found{scope}{hint}.")
 
 
 def get_runners(supervisor: "Supervisor", name: str | None, namespace: str | None, form: str) -> None:
     """Print the runners of a namespace: they are where their pool is."""
     from weft_cli.runners import list_runners
 
-    where = f" in namespace {namespace}" if namespace else ""
+    scope = f" in namespace {namespace}" if namespace else ""
     near = [runner for runner in list_runners(supervisor) if namespace in (None, runner.pool.partition("/")[0])]
     runners = [runner for runner in near if name is None or runner.is_called(name)]
     if name is not None and not runners:
-        raise CommandError(f"there is no runner {name!r}{where}", "`weft get runners` lists them")
+        raise CommandError(f"there is no runner {name!r}{scope}", "`weft get runners` lists them")
     if form in ("json", "yaml"):
         say(dump([runner.message for runner in runners], form))
     elif runners:
         shown = RUNNER_HEADERS if form == "wide" else RUNNER_HEADERS[:-1]
         say("\n".join(table(shown, [runner.row()[: len(shown)] for runner in runners])))
     else:
-        note(f"No runners found{where}.")
+        note(f"No runners found{scope}.")
 
 
 def _label(obj: Object) -> str:

@@ -42,7 +42,7 @@ def report(searches: Searches, plans: Plans, helping: Sequence[Change]) -> list[
         "for the pool's spec:",
         f"  advanced: {_flow(pool_settings(searches, plans))}",
         "",
-        *table(("WHAT WOULD HELP", "TOKENS/S", "GAIN"), [_helps(one, time.tokens_per_s) for one in helping]),
+        *table(("WHAT WOULD HELP", "TOKENS/S", "GAIN"), [_helps(change, time.tokens_per_s) for change in helping]),
     ]
 
 
@@ -59,7 +59,7 @@ def as_json(searches: Searches, plans: Plans, helping: Sequence[Change]) -> dict
         "work": asdict(first.work),
         "weightsBytes": _weights(searches),
         "pool": pool_settings(searches, plans),
-        "helps": [asdict(one) for one in helping],
+        "helps": [asdict(change) for change in helping],
     }
 
 
@@ -68,7 +68,7 @@ def _time_of(searches: Searches, plans: Plans) -> PipelineTime:
 
 
 def _weights(searches: Searches) -> int:
-    return sum(one.sizes.weights for one in searches.values())
+    return sum(search.sizes.weights for search in searches.values())
 
 
 # ---- one rank
@@ -77,8 +77,8 @@ def _weights(searches: Searches) -> int:
 def _rank(search: PolicySearch, plan: OffloadPlan) -> list[str]:
     policy, predicted, work = plan.policy, plan.predicted, search.work
     shares = [
-        (name, *(f"{share:.0%}" for share in (of.device, of.host, of.disk)))
-        for name, of in (("weights", policy.weights), ("activations", policy.activations), ("KV", policy.kv))
+        (name, *(f"{share:.0%}" for share in (tiers.device, tiers.host, tiers.disk)))
+        for name, tiers in (("weights", policy.weights), ("activations", policy.activations), ("KV", policy.kv))
     ]
     return [
         f"{_gib(search.sizes.weights)} of weights ({plan.formats.weights}), "
@@ -113,13 +113,13 @@ def _used(plan: OffloadPlan) -> Iterator[tuple[str, ...]]:
         used, budget = plan.usage[tier], plan.budgets.of(tier)
         if used.total or tier is MemoryTier.DEVICE:
             parts = (used.weights, used.ring, used.kv, used.activations, used.adapters, used.workspace, used.total)
-            most = "-" if budget >= MAX_TIER_BYTES else _gib(budget)
-            yield str(tier), *(_gib(size) if size else "-" for size in parts), most
+            limit = "-" if budget >= MAX_TIER_BYTES else _gib(budget)
+            yield str(tier), *(_gib(size) if size else "-" for size in parts), limit
 
 
-def _bars(what: str, time: PassTime) -> list[str]:
+def _bars(subject: str, time: PassTime) -> list[str]:
     """Draw a bar for each stream, as long as its part of the pass."""
-    lines = [f"{what}: {_time(time.pass_s)}"]
+    lines = [f"{subject}: {_time(time.pass_s)}"]
     for name, seconds in zip(STREAMS, astuple(time), strict=False):
         if seconds > 0:
             bar = "█" * max(1, round(WIDTH * seconds / time.pass_s))
@@ -162,8 +162,8 @@ def _stage(stage: int, search: PolicySearch, plan: OffloadPlan) -> tuple[str, ..
     )  # fmt: skip
 
 
-def _shares(of: Shares) -> str:
-    return f"{of.device:.0%} {of.host:.0%} {of.disk:.0%}"
+def _shares(shares: Shares) -> str:
+    return f"{shares.device:.0%} {shares.host:.0%} {shares.disk:.0%}"
 
 
 # ---- words
@@ -180,10 +180,10 @@ def _sparse(search: PolicySearch, plan: OffloadPlan) -> list[str]:
     return [f"sparse attention is off: it takes {times:.2f} times as long as attention to all keys"]
 
 
-def _helps(one: Change, now: float) -> tuple[str, str, str]:
-    if not one.tokens_per_s:
-        return one.what, "-", "does not fit"
-    return one.what, f"{one.tokens_per_s:.3g}", f"{one.tokens_per_s / now - 1:+.0%}"
+def _helps(change: Change, now: float) -> tuple[str, str, str]:
+    if not change.tokens_per_s:
+        return change.subject, "-", "does not fit"
+    return change.subject, f"{change.tokens_per_s:.3g}", f"{change.tokens_per_s / now - 1:+.0%}"
 
 
 def _flow(values: Mapping[str, int]) -> str:

@@ -133,25 +133,25 @@ class LogLevel(StrEnum):
     ERROR = "ERROR"
 
 
-def checked_data_dir(given: Path | None) -> Path:
+def checked_data_dir(data_dir: Path | None) -> Path:
     """The data directory of the flag, else the usual one. Raises BadInput where something else is in its place."""
-    folder = (given or data_root()).absolute()
+    folder = (data_dir or data_root()).absolute()
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"the data directory {folder} is not a folder", "name another with --data-dir")
     return folder
 
 
-def checked_hosts(given: list[str] | None) -> tuple[str, ...]:
+def checked_hosts(names: list[str] | None) -> tuple[str, ...]:
     """Return the names of --allowed-hosts. Raises BadInput."""
     try:
-        return tuple(host_name(name) for text in given or () for name in text.split(","))
+        return tuple(host_name(name) for text in names or () for name in text.split(","))
     except ValueError as error:
         raise BadInput(f"--allowed-hosts: {error}") from error
 
 
-def checked_origins(given: list[str] | None, *, auth: bool) -> tuple[str, ...]:
+def checked_origins(origins: list[str] | None, *, auth: bool) -> tuple[str, ...]:
     """Return the origins of --cors-origin. Raises BadInput; without keys also for *: any page could call the API."""
-    for origin in given or ():
+    for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
             raise BadInput(f"--cors-origin: expected SCHEME://HOST[:PORT] or *, got {origin!r}")
         if origin == "*" and not auth:
@@ -159,30 +159,30 @@ def checked_origins(given: list[str] | None, *, auth: bool) -> tuple[str, ...]:
                 "--cors-origin: * lets every page that somebody opens call an API without keys",
                 "name the origins, as --cors-origin http://localhost:3000, or ask for keys with --auth",
             )
-    return tuple(given or ())
+    return tuple(origins or ())
 
 
-def running_data_dir(given: Path | None) -> Path:
+def running_data_dir(data_dir: Path | None) -> Path:
     """The data directory of commands for a stack: without a flag the one that runs, `weft up` before `weft serve`."""
     description = "stack.json"
-    if given is None and not (data_root() / description).exists() and (serve_root() / description).exists():
+    if data_dir is None and not (data_root() / description).exists() and (serve_root() / description).exists():
         return serve_root().absolute()
-    return checked_data_dir(given)
+    return checked_data_dir(data_dir)
 
 
 def on_stack(command: Callable[..., T]) -> Callable[..., T]:
     """Give a command a Stack, as its parameter `stack`, and the options that say where that is."""
     signature = inspect.signature(command)
-    own = [parameter for name, parameter in signature.parameters.items() if name != "stack"]
-    where = list(inspect.signature(located).parameters.values())
+    parameters = [parameter for name, parameter in signature.parameters.items() if name != "stack"]
+    location = list(inspect.signature(located).parameters.values())
 
     @functools.wraps(command)
     def run(**options: Any) -> T:
-        with located(**{parameter.name: options.pop(parameter.name) for parameter in where}) as stack:
+        with located(**{parameter.name: options.pop(parameter.name) for parameter in location}) as stack:
             return command(stack=stack, **options)
 
-    run.__signature__ = signature.replace(parameters=[*own, *where])  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in (*own, *where)}
+    run.__signature__ = signature.replace(parameters=[*parameters, *location])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*parameters, *location)}
     return run
 
 
@@ -206,13 +206,13 @@ def located(
 
 def names_of(context: typer.Context, incomplete: str) -> list[str]:
     """Complete names of objects of the kind that stands before. Without a stack that answers there are none."""
-    given = context.params
-    where = {name: given[name] for name in inspect.signature(located).parameters if given.get(name) is not None}
+    params = context.params
+    location = {name: params[name] for name in inspect.signature(located).parameters if params.get(name) is not None}
     try:
-        with located(**where) as stack:
-            everywhere = given.get("all_namespaces", False)
-            namespace = None if everywhere else stack.namespace(given.get("namespace"))
-            kind = plural(given["kind"])
+        with located(**location) as stack:
+            everywhere = params.get("all_namespaces", False)
+            namespace = None if everywhere else stack.namespace(params.get("namespace"))
+            kind = plural(params["kind"])
             items = [] if kind == "runners" else stack.api.list(kind, namespace)[0]
     except CommandError:
         return []
@@ -237,10 +237,10 @@ def is_plugin() -> bool:
 
 def plural(kind: str) -> str:
     """Find the plural of a kind: `lora`, `LoRAAdapter`, `loraadapters` -> `loraadapters`. Raises BadInput."""
-    found = KINDS.get(kind.lower())
-    if found is None:
+    resource = KINDS.get(kind.lower())
+    if resource is None:
         raise BadInput(
             f"there is no resource {kind!r}",
             "there are: loraadapters (lora), servingpools (spool), apikeys (wkey), runners",
         )
-    return found
+    return resource

@@ -66,15 +66,15 @@ def capacity(
     """
     from weft_cli.plan_scenario import read_scenario
 
-    asked = read_scenario(scenario)
-    manifest = _pool_of([asked.pool] if asked.pool is not None else [])
-    of, load, requests = _hardware(asked, manifest), _workload(asked.load), asked.load.requests
+    plan = read_scenario(scenario)
+    manifest = _pool_of([plan.pool] if plan.pool is not None else [])
+    hardware, load, requests = _hardware(plan, manifest), _workload(plan.load), plan.load.requests
     if load.rate_s is None and len(load.trace) < 2 * requests:
         requests = max(1, len(load.trace) // 2)  # so that other requests are left to confirm the answer
-    first = _problem(asked, of.model, load, requests, seed)
-    second = _problem(asked, of.model, load, 2 * requests, seed + 1)
+    first = _problem(plan, hardware.model, load, requests, seed)
+    second = _problem(plan, hardware.model, load, 2 * requests, seed + 1)
     return _written(
-        _planned(first, second, of.kinds, asked.phases, jobs, full=full), manifest, seed + 1, picture, output
+        _planned(first, second, hardware.kinds, plan.phases, jobs, full=full), manifest, seed + 1, picture, output
     )
 
 
@@ -144,21 +144,21 @@ def _planned(first: Any, second: Any, kinds: Sequence[Any], phases: Sequence[str
 
 
 def _written(
-    found: Any, manifest: Mapping[str, Any] | None, other_seed: int, picture: Path | None, output: Path | None
+    outcome: Any, manifest: Mapping[str, Any] | None, other_seed: int, picture: Path | None, output: Path | None
 ) -> int:  # fmt: skip
     """Print the table, write the picture and the ServingPool. Returns the exit code."""
     from weft_sim.planning import plan_report
 
-    head, rows = plan_report.rows(found)
-    for line in (*table(head, rows), "", *plan_report.answer(found, other_seed)):
-        say(line) if output is not None or found.confirmed is None else note(line)
+    head, rows = plan_report.rows(outcome)
+    for line in (*table(head, rows), "", *plan_report.answer(outcome, other_seed)):
+        say(line) if output is not None or outcome.confirmed is None else note(line)
     if picture is not None:
-        picture.write_text(plan_report.picture(found), encoding="utf-8")
-    if found.confirmed is None:
+        picture.write_text(plan_report.picture(outcome), encoding="utf-8")
+    if outcome.confirmed is None:
         return 1
-    text = dump(plan_report.pool(found, manifest), "yaml")
+    text = dump(plan_report.pool(outcome, manifest), "yaml")
     output.write_text(text + "\n", encoding="utf-8") if output is not None else say(text)
-    return 0 if found.confirmed.met else 1
+    return 0 if outcome.confirmed.met else 1
 
 
 def _workload(load: "Load") -> Any:
@@ -177,7 +177,7 @@ def _workload(load: "Load") -> Any:
         raise BadInput(f"load.trace: {error}", HINT) from error
 
 
-def _problem(asked: "Scenario", model: Any, workload: Any, requests: int, seed: int) -> Any:
+def _problem(plan: "Scenario", model: Any, workload: Any, requests: int, seed: int) -> Any:
     """Make the problem that the planner solves. Raises BadInput."""
     from weft_sim.planning.cluster import Rules
     from weft_sim.planning.search import PlanningProblem
@@ -188,15 +188,15 @@ def _problem(asked: "Scenario", model: Any, workload: Any, requests: int, seed: 
     except BadWorkload as error:
         raise BadInput(f"load: {error}", HINT) from error
     split, unified = Rules("mixed_pool"), Rules("shortest_queue")
-    return PlanningProblem(model, arrivals, asked.objectives.all(), split, unified, asked.minimize)
+    return PlanningProblem(model, arrivals, plan.objectives.all(), split, unified, plan.minimize)
 
 
-def _hardware(asked: "Scenario", manifest: Mapping[str, Any] | None) -> Any:
+def _hardware(plan: "Scenario", manifest: Mapping[str, Any] | None) -> Any:
     """Read the hardware to choose among. Raises BadInput."""
     from weft_sim.planning.hardware import BadHardware, hardware, of_splitwise
 
-    of, limits = asked.hardware, _limits(manifest, asked.batch_tokens)
-    model = asked.model or _model_of(manifest or {})
+    of, limits = plan.hardware, _limits(manifest, plan.batch_tokens)
+    model = plan.model or _model_of(manifest or {})
     try:
         if of.performance == "splitwise-sim":
             return of_splitwise(of.table, of.kinds, model, limits)
@@ -228,7 +228,7 @@ def _pool_of(paths: Sequence[Path]) -> Mapping[str, Any] | None:
 
     if not paths:
         return None
-    pools = [found for found in load_manifests(paths, "planned") if found["kind"] == "ServingPool"]
+    pools = [manifest for manifest in load_manifests(paths, "planned") if manifest["kind"] == "ServingPool"]
     if len(pools) != 1:
         raise BadInput(f"-f: expected one ServingPool, got {len(pools)}", "plan one at a time")
     return pools[0]

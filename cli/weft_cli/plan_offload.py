@@ -43,36 +43,38 @@ Plans = Mapping[int, OffloadPlan]
 class Change:
     """A change of the pool or the machine, and tokens a second with it; 0 where no policy fits."""
 
-    what: str
+    subject: str
     tokens_per_s: float
 
 
 def searches_of(
     manifest: Mapping[str, Any], model: str | None, rates: MachineRates, sequences: Sequences
-) -> dict[int, PolicySearch]:  # fmt: skip
+) -> dict[int, PolicySearch]:
     """Make what a runner of the pool searches for each of its stages, on hosts that are all alike. Raises BadInput."""
-    asked, spec = request_of(manifest, sequences), model_spec(manifest, model)
-    if asked.formats.weights not in rates.products:
-        known = ", ".join(rates.products)
-        raise BadInput(f"the machine's products have no {asked.formats.weights}, but {known}", "measure it: --measure")
-    if rates.one_memory != (asked.formats.executor == "cpu"):
+    request, spec = request_of(manifest, sequences), model_spec(manifest, model)
+    if request.formats.weights not in rates.products:
+        products = ", ".join(rates.products)
+        raise BadInput(
+            f"the machine's products have no {request.formats.weights}, but {products}", "measure it: --measure"
+        )
+    if rates.one_memory != (request.formats.executor == "cpu"):
         ours, theirs = ("CPUs", "a GPU") if rates.one_memory else ("a GPU", "CPUs")
         raise BadInput(f"the machine's rates are those of {ours}, and the pool's runners compute on {theirs}", EXECUTOR)
     try:
-        return stage_searches(spec, dict.fromkeys(range(asked.stages), rates), asked)
+        return stage_searches(spec, dict.fromkeys(range(request.stages), rates), request)
     except ExecutorUnavailable as error:
         raise BadInput(str(error)) from error
 
 
 def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerRequest:
     """Make the request of a runner as the operator starts it. One rank on CPUs is planned with all of its budgets."""
-    spec, asked = manifest["spec"], offload_of(manifest)
+    spec, offload = manifest["spec"], offload_of(manifest)
     advanced, lora, parallelism = (spec.get(name) or {} for name in PARTS)
     executor, stages = executor_of(manifest), parallelism.get("pipeline", 1)
-    disk = int(amount(asked["diskBytes"])) if "diskBytes" in asked else MAX_TIER_BYTES
-    weights, kv = asked.get("weights", "bf16"), asked.get("kv", "bf16")
+    disk = int(amount(offload["diskBytes"])) if "diskBytes" in offload else MAX_TIER_BYTES
+    weights, kv = offload.get("weights", "bf16"), offload.get("kv", "bf16")
     return RunnerRequest(
-        Budgets(int(amount(asked["deviceBytes"])), int(amount(asked.get("hostBytes") or 0)), disk),
+        Budgets(int(amount(offload["deviceBytes"])), int(amount(offload.get("hostBytes") or 0)), disk),
         Formats(weights, kv, sparse_attention=_sparse(manifest), executor=executor),
         sequences,
         stages=stages,
@@ -89,9 +91,9 @@ def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerReque
 
 def executor_of(manifest: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
     """The executor of a runner: a GPU where its template limits one, unless only the cpu executor has a format."""
-    template, asked = manifest["spec"].get("template") or {}, offload_of(manifest)
+    template, offload = manifest["spec"].get("template") or {}, offload_of(manifest)
     limits = (template.get("resources") or {}).get("limits") or {}
-    only_cpu = asked.get("kv") == "int4" or asked.get("weights") == "int8" or _sparse(manifest)
+    only_cpu = offload.get("kv") == "int4" or offload.get("weights") == "int8" or _sparse(manifest)
     return "cuda" if GPU in limits and not only_cpu else "cpu"
 
 
@@ -101,8 +103,8 @@ def _sparse(manifest: Mapping[str, Any]) -> bool:
 
 def offload_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     """`spec.memory.offload` of a pool that offloads. Raises BadInput."""
-    if asked := (manifest["spec"].get("memory") or {}).get("offload"):
-        return asked
+    if offload := (manifest["spec"].get("memory") or {}).get("offload"):
+        return offload
     raise BadInput("the pool does not offload", "spec.memory.offload: {deviceBytes: 4Gi, diskPath: /PATH}")
 
 
@@ -133,14 +135,14 @@ def measured_rates(manifest: Mapping[str, Any], model: str | None) -> MachineRat
     from weft_kernels.cpu.errors import NativeUnavailable
     from weft_runner.model.cpu.machine_rates import measure_rates
 
-    asked, spec = offload_of(manifest), model_spec(manifest, model)
+    offload, spec = offload_of(manifest), model_spec(manifest, model)
     others: tuple[WeightsFormat, ...] = ("bf16", "int4")
-    formats = list[WeightsFormat](dict.fromkeys((asked.get("weights", "bf16"), *others)))
-    path, most = Path(asked["diskPath"]), int(amount(asked["deviceBytes"])) // 4
+    formats = list[WeightsFormat](dict.fromkeys((offload.get("weights", "bf16"), *others)))
+    path, max_bytes = Path(offload["diskPath"]), int(amount(offload["deviceBytes"])) // 4
     try:
         if executor_of(manifest) == "cuda":
-            return measured_gpu(path, spec, formats, most)
-        return measure_rates(path, spec, formats, asked.get("kv", "bf16"))
+            return measured_gpu(path, spec, formats, max_bytes)
+        return measure_rates(path, spec, formats, offload.get("kv", "bf16"))
     except (RunnerError, NativeUnavailable) as error:
         raise CommandError(f"this machine was not measured: {error}") from error
 
@@ -154,19 +156,22 @@ def find(searches: Searches) -> tuple[dict[int, OffloadPlan], list[Change]]:
     """Find the plans, and what each change alone would bring, the best first. Raises CommandError."""
     changed = dict(_changes(searches))
     try:
-        found, *others = solve_each([searches, *changed.values()])
+        plans, *alternatives = solve_each([searches, *changed.values()])
     except OffloadError as error:
         raise CommandError(str(error)) from error
-    if isinstance(found, NoPolicyFits):
-        raise CommandError(f"no policy fits: {found}") from found
-    helping = [Change(what, _rate(changed[what], one)) for what, one in zip(changed, others, strict=True)]
-    return found, sorted(helping, key=lambda change: -change.tokens_per_s)
+    if isinstance(plans, NoPolicyFits):
+        raise CommandError(f"no policy fits: {plans}") from plans
+    helping = [
+        Change(subject, _rate(changed[subject], alternative))
+        for subject, alternative in zip(changed, alternatives, strict=True)
+    ]
+    return plans, sorted(helping, key=lambda change: -change.tokens_per_s)
 
 
-def _rate(searches: Searches, found: Plans | NoPolicyFits) -> float:
-    if isinstance(found, NoPolicyFits):
+def _rate(searches: Searches, plans: Plans | NoPolicyFits) -> float:
+    if isinstance(plans, NoPolicyFits):
         return 0.0
-    return pipeline_time([found[stage] for stage in sorted(found)], hosts_of(searches)).tokens_per_s
+    return pipeline_time([plans[stage] for stage in sorted(plans)], hosts_of(searches)).tokens_per_s
 
 
 def hosts_of(searches: Searches) -> int:
@@ -180,32 +185,32 @@ def _changes(searches: Searches) -> Iterator[tuple[str, Searches]]:
     yield (
         "half as much device memory more",
         {
-            stage: replace(one, budgets=replace(one.budgets, device_bytes=one.budgets.device_bytes * 3 // 2))
-            for stage, one in searches.items()
+            stage: replace(search, budgets=replace(search.budgets, device_bytes=search.budgets.device_bytes * 3 // 2))
+            for stage, search in searches.items()
         },
     )
     if not rates.one_memory:
         yield (
             "half as much host memory more",
             {
-                stage: replace(one, budgets=replace(one.budgets, host_bytes=one.budgets.host_bytes * 3 // 2))
-                for stage, one in searches.items()
+                stage: replace(search, budgets=replace(search.budgets, host_bytes=search.budgets.host_bytes * 3 // 2))
+                for stage, search in searches.items()
             },
         )
         copies = replace(rates, to_device=2 * rates.to_device, to_host=2 * rates.to_host)
-        yield "copies twice as fast", _each(searches, machine=copies)
+        yield "copies twice as fast", _change_each(searches, machine=copies)
     disk = replace(rates, disk_read=2 * rates.disk_read, disk_write=2 * rates.disk_write)
-    yield "a disk twice as fast", _each(searches, machine=disk)
-    yield "twice the compute", _each(searches, machine=_twice(rates))
-    yield "twice the sequences at a time", _each(searches, most_block=2 * searches[0].most_block)
+    yield "a disk twice as fast", _change_each(searches, machine=disk)
+    yield "twice the compute", _change_each(searches, machine=_twice(rates))
+    yield "twice the sequences at a time", _change_each(searches, most_block=2 * searches[0].most_block)
     if formats.executor == "cpu" and formats.kv != "int4" and int4_kv_group(spec.head_dim):
-        yield "int4 KV", _each(searches, formats=replace(formats, kv="int4"))
+        yield "int4 KV", _change_each(searches, formats=replace(formats, kv="int4"))
     if formats.weights != "int4" and "int4" in rates.products:
-        yield "int4 weights", _each(searches, formats=replace(formats, weights="int4"))
+        yield "int4 weights", _change_each(searches, formats=replace(formats, weights="int4"))
 
 
-def _each(searches: Searches, **changed: Any) -> Searches:
-    return {stage: replace(one, **changed) for stage, one in searches.items()}
+def _change_each(searches: Searches, **changed: Any) -> Searches:
+    return {stage: replace(search, **changed) for stage, search in searches.items()}
 
 
 def _twice(rates: MachineRates) -> MachineRates:

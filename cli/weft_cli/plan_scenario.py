@@ -20,7 +20,7 @@ TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 LEVEL = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
-def _beside(path: Path, info: ValidationInfo[Path]) -> Path:
+def _relative_to(path: Path, info: ValidationInfo[Path]) -> Path:
     """Make a path from the scenario's folder on."""
     return info.context / path
 
@@ -40,16 +40,16 @@ def _levels(value: object) -> tuple[tuple[float, float], ...]:
         return ()
     if not isinstance(value, dict) or not value:
         raise ValueError("write levels and times: {p90: 800ms}, {p50: 0.5s, p99: 2s}")
-    found = list[tuple[float, float]]()
+    points = list[tuple[float, float]]()
     for name, time in cast("dict[object, object]", value).items():
         level, bound = LEVEL.fullmatch(str(name)), TIME.fullmatch(str(time))
         if level is None or bound is None or not 0 < float(level[1]) < 100:
             raise ValueError(f"`{name}: {time}` is no level and time; write p90: 800ms, or p99.9: 2s")
-        found.append((float(level[1]) / 100, float(bound[1]) / (1e3 if bound[2] == "ms" else 1.0)))
-    return tuple(found)
+        points.append((float(level[1]) / 100, float(bound[1]) / (1e3 if bound[2] == "ms" else 1.0)))
+    return tuple(points)
 
 
-Place = Annotated[Path, AfterValidator(_beside)]
+Place = Annotated[Path, AfterValidator(_relative_to)]
 Distribution = Annotated[str, AfterValidator(_distribution)]
 Levels = Annotated[tuple[tuple[float, float], ...], PlainValidator(_levels)]
 
@@ -83,7 +83,7 @@ class Objectives(ApiModel):
 
     def all(self) -> tuple[Objective, ...]:
         named = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return tuple(Objective.of(name, *of) for name, levels in named for of in levels)
+        return tuple(Objective.of_level(name, *of) for name, levels in named for of in levels)
 
 
 class HardwareChoice(ApiModel):
@@ -107,9 +107,11 @@ class Scenario(ApiModel):
             "model",
             "which model? For example model: meta-llama/Llama-3.1-70B, or pool: pool.yaml",
             None,
-            lambda asked: asked.model is not None or asked.pool is not None,
+            lambda scenario: scenario.model is not None or scenario.pool is not None,
         ),
-        Rule("objectives", "which? For example ttft: {p90: 1s}", None, lambda asked: bool(asked.objectives.all())),
+        Rule(
+            "objectives", "which? For example ttft: {p90: 1s}", None, lambda scenario: bool(scenario.objectives.all())
+        ),
     )
 
     model: Annotated[str, AfterValidator(_model)] | None = None
@@ -135,17 +137,19 @@ def read_scenario(path: Path) -> Scenario:
     name, text = "<stdin>" if path == STDIN else str(path), ""
     try:
         text = (sys.stdin.buffer.read() if path == STDIN else path.read_bytes()).decode()
-        found = [value for value in documents(text) if value is not None]
-        if len(found) != 1:
-            raise BadYaml(f"{len(found)} documents; a scenario is one")
+        documents_in = [value for value in documents(text) if value is not None]
+        if len(documents_in) != 1:
+            raise BadYaml(f"{len(documents_in)} documents; a scenario is one")
     except (OSError, UnicodeDecodeError, BadYaml) as error:
-        why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise BadInput(str(Problem(name, 0, "", why)), HINT) from error
-    if not isinstance(found[0], dict) or "kind" in found[0]:
-        why = "a manifest; a scenario may name it, pool: PATH" if isinstance(found[0], dict) else "not a mapping"
-        raise BadInput(str(Problem(name, 0, "", why)), HINT)
+        message = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise BadInput(str(Problem(name, 0, "", message)), HINT) from error
+    if not isinstance(documents_in[0], dict) or "kind" in documents_in[0]:
+        message = (
+            "a manifest; a scenario may name it, pool: PATH" if isinstance(documents_in[0], dict) else "not a mapping"
+        )
+        raise BadInput(str(Problem(name, 0, "", message)), HINT)
     try:
-        return Scenario.model_validate(found[0], context=Path() if path == STDIN else path.parent)
+        return Scenario.model_validate(documents_in[0], context=Path() if path == STDIN else path.parent)
     except ValidationError as error:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         problems = [_problem(name, root, item) for item in error.errors(include_url=False)]
@@ -153,13 +157,13 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def _problem(name: str, root: Any, item: Any) -> str:
-    said, given = item["msg"].removeprefix("Value error, "), item["input"]
+    text_out, value_in = item["msg"].removeprefix("Value error, "), item["input"]
     if item["type"] == "tuple_type":
-        said = "write a list: [ONE, OTHER]"
-    if item["type"] != "unknown_field" and not isinstance(given, dict | list) and repr(given) not in said:
-        said = f"{said}; it is {str(given)[:100]!r}"
+        text_out = "write a list: [ONE, OTHER]"
+    if item["type"] != "unknown_field" and not isinstance(value_in, dict | list) and repr(value_in) not in text_out:
+        text_out = f"{text_out}; it is {str(value_in)[:100]!r}"
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"]).removeprefix(".")
-    return str(Problem(f"{name}, line {_line(root, item['loc'])}", 0, field, said))
+    return str(Problem(f"{name}, line {_line(root, item['loc'])}", 0, field, text_out))
 
 
 def _line(node: Any, place: tuple[str | int, ...]) -> int:
@@ -169,8 +173,8 @@ def _line(node: Any, place: tuple[str | int, ...]) -> int:
         items = enumerate(node.value) if isinstance(node, yaml.SequenceNode) else ()
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
         named = [*((i, item, item) for i, item in items), *((key.value, key, value) for key, value in pairs)]
-        found = next(((at, child) for key, at, child in named if key == part), None)
-        if found is None:
+        child_at = next(((at, child) for key, at, child in named if key == part), None)
+        if child_at is None:
             break
-        line, node = found[0].start_mark.line + 1, found[1]
+        line, node = child_at[0].start_mark.line + 1, child_at[1]
     return line

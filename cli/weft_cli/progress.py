@@ -77,25 +77,25 @@ class Progress:
             self._seen[name] = state.phase
             self.line(name, "ready" if state.phase == "Ready" else f"ended, starts again: {state.detail}")
 
-    def doing(self, what: str, text: str) -> None:
+    def doing(self, key: str, text: str) -> None:
         """Show how far something is, as ByteProgress writes it; "": it is over."""
-        now, work = time.monotonic(), self._work.get(what)
+        now, work = time.monotonic(), self._work.get(key)
         if not text:
             if work and work.bar is not None and self._bars:
                 self._bars.remove_task(work.bar)
-            self._work.pop(what, None)
+            self._work.pop(key, None)
             return
         if work is None:
-            work = self._work[what] = Work(now)
+            work = self._work[key] = Work(now)
         if work.text != text:
             work.text, self.moved = text, now
         if now - work.began >= SHORT_S and self._fancy:
-            self._draw(what, work)
+            self._draw(key, work)
         elif now - work.printed >= LINE_S and not self._fancy:
             work.printed = now
-            self.line(what, text)
+            self.line(key, text)
 
-    def _draw(self, what: str, work: "Work") -> None:
+    def _draw(self, key: str, work: "Work") -> None:
         if self._bars is None:
             from rich.console import Console
             from rich.progress import BarColumn, SpinnerColumn, TextColumn
@@ -110,7 +110,7 @@ class Progress:
             self._bars = Bars(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
             self._bars.start()
         if work.bar is None:
-            work.bar = self._bars.add_task("", total=100, what=what)
+            work.bar = self._bars.add_task("", total=100, what=key)
         self._bars.update(work.bar, description=work.text, completed=percent_of(work.text) or 0)
 
     def close(self) -> None:
@@ -120,11 +120,11 @@ class Progress:
             self._bars = None
         self._work.clear()
 
-    def line(self, what: str, state: str) -> None:
+    def line(self, key: str, state: str) -> None:
         """Print that something has got somewhere."""
         self.moved = time.monotonic()
         mark = "ok " if state == "ready" else ".. "
         if self._fancy:
             mark = f"\x1b[32m{mark}\x1b[0m" if state == "ready" else f"\x1b[33m{mark}\x1b[0m"
         with contextlib.suppress(BrokenPipeError):
-            note(f"{time.monotonic() - self._began:5.1f} s  {what:<36} {state}", mark)
+            note(f"{time.monotonic() - self._began:5.1f} s  {key:<36} {state}", mark)

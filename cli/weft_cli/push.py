@@ -54,8 +54,8 @@ def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str,
     """Send the files. Returns the content as the gateway names it: id, bytes, source. Raises CommandError."""
     for name in FILES:
         if not (folder / name).is_file():
-            found = [f"{other} is {what}" for other, what in OTHER_FORMS.items() if (folder / other).is_file()]
-            help_ = next(iter(found), "an adapter is a folder as PEFT's save_pretrained writes it")
+            hints = [f"{file} is {form}" for file, form in OTHER_FORMS.items() if (folder / file).is_file()]
+            help_ = next(iter(hints), "an adapter is a folder as PEFT's save_pretrained writes it")
             raise BadInput(f"{folder} has no {name}", help_)
     with contextlib.ExitStack() as stack:
         names = (*FILES, *(name for name in OPTIONAL_FILES if (folder / name).is_file()))
@@ -69,14 +69,14 @@ def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str,
 def publish(api: ObjectApi, uri: str, publication: Publication) -> None:
     """Make the content the adapter's. Raises Changed where `if_digest` does not hold, NotThere, CommandError."""
     for attempt in range(ATTEMPTS):
-        before = _find(api, publication)
-        _check(before, publication)
-        [result] = api.apply([_object(before, uri, publication)])
+        previous = _find(api, publication)
+        _check(previous, publication)
+        [result] = api.apply([_object(previous, uri, publication)])
         if not isinstance(result, CommandError):
             return
         if not isinstance(result, Changed) or attempt == ATTEMPTS - 1:
             raise result
-        if before is not None and "deletionTimestamp" in before["metadata"]:
+        if previous is not None and "deletionTimestamp" in previous["metadata"]:
             raise result
 
 
@@ -96,17 +96,19 @@ def _find(api: ObjectApi, publication: Publication) -> Object | None:
         return None
 
 
-def _check(before: Object | None, publication: Publication) -> None:
-    wanted, name = publication.if_digest, f"{publication.namespace}/{publication.name}"
-    if wanted is not None:
-        found = content_of(before) or "another content" if before else NONE
-        if wanted != found:
-            there = f"has {found}" if before else "does not exist"
-            raise Changed(f"LoRAAdapter {name} {there}, not {wanted}: nothing was published", "look, then push again")
-    if before is None and publication.pool is None:
+def _check(previous: Object | None, publication: Publication) -> None:
+    expected_digest, name = publication.if_digest, f"{publication.namespace}/{publication.name}"
+    if expected_digest is not None:
+        digest = content_of(previous) or "another content" if previous else NONE
+        if expected_digest != digest:
+            there = f"has {digest}" if previous else "does not exist"
+            raise Changed(
+                f"LoRAAdapter {name} {there}, not {expected_digest}: nothing was published", "look, then push again"
+            )
+    if previous is None and publication.pool is None:
         raise NotThere(f"there is no LoRAAdapter {name}", "name the pool that is to serve it with --pool, or apply it")
-    if before is not None and publication.pool is not None:
-        reference = before["spec"]["poolRef"]
+    if previous is not None and publication.pool is not None:
+        reference = previous["spec"]["poolRef"]
         pool = "/".join((reference.get("namespace", publication.namespace), reference["name"]))
         if pool != (publication.pool if "/" in publication.pool else f"{publication.namespace}/{publication.pool}"):
             help_ = "leave out --pool, or edit spec.poolRef first"
@@ -115,17 +117,17 @@ def _check(before: Object | None, publication: Publication) -> None:
             )
 
 
-def _object(before: Object | None, uri: str, publication: Publication) -> Object:
+def _object(previous: Object | None, uri: str, publication: Publication) -> Object:
     """Make the adapter with the content. The version that was read is part of it, so a change in between is noticed."""
-    if before is None:
+    if previous is None:
         namespace, _, name = (publication.pool or "").rpartition("/")
         pool = {"name": name} | ({"namespace": namespace} if namespace else {})
         metadata = {"namespace": publication.namespace, "name": publication.name}
         spec: dict[str, Any] = {"poolRef": pool}
         kind = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "LoRAAdapter"}
     else:
-        kind = {name: before[name] for name in ("apiVersion", "kind")}
-        metadata, spec = before["metadata"], {k: v for k, v in before["spec"].items() if k != "version"}
+        kind = {name: previous[name] for name in ("apiVersion", "kind")}
+        metadata, spec = previous["metadata"], {k: v for k, v in previous["spec"].items() if k != "version"}
     spec = {**spec, "source": {"uri": uri}}
     if publication.version is not None:
         spec["version"] = publication.version
@@ -136,7 +138,7 @@ def _object(before: Object | None, uri: str, publication: Publication) -> Object
 
 def _wait(api: ObjectApi, gateway: httpx2.Client, publication: Publication, digest: str, wait_s: float) -> None:
     """Wait until requests get that content. Raises CommandError: refused, or not served in time."""
-    until = time.monotonic() + wait_s
+    deadline = time.monotonic() + wait_s
     items, version = api.list("loraadapters", publication.namespace)
     obj = next((item for item in items if item["metadata"]["name"] == publication.name), None)
     changes = api.watch("loraadapters", publication.namespace, version, wait_s)
@@ -145,7 +147,7 @@ def _wait(api: ObjectApi, gateway: httpx2.Client, publication: Publication, dige
             raise CommandError(state_of(obj))
         if is_ready(obj) and obj["status"].get("digest") == digest:
             break
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise CommandError(f"{state_of(obj)}: not served within {wait_s:g} s")
         obj = _next_of(obj, changes)
     else:
@@ -153,7 +155,7 @@ def _wait(api: ObjectApi, gateway: httpx2.Client, publication: Publication, dige
         raise Changed(f"LoRAAdapter {name} was deleted or published by another meanwhile")
     model = quote(f"{obj['status']['modelName']}@{digest}", safe="/@:")
     while gateway.get(f"/v1/models/{model}").status_code == http.client.NOT_FOUND:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise CommandError(f"the gateway does not serve {digest} within {wait_s:g} s")
         time.sleep(GATEWAY_PAUSE_S)
 

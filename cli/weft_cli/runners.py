@@ -134,11 +134,11 @@ def list_runners(supervisor: Supervisor) -> list[Runner]:
     """List every runner with a lease, by pool. Raises CommandError."""
     from google.protobuf.json_format import MessageToDict
 
-    found = [
+    supervisors = [
         _runner(book, {**MessageToDict(message.report), "runner": MessageToDict(message.spec)})
         for message, book in _reported(supervisor)
     ]
-    return sorted(found, key=lambda runner: (runner.pool, runner.uuid))
+    return sorted(supervisors, key=lambda runner: (runner.pool, runner.uuid))
 
 
 def books(supervisor: Supervisor) -> list[RunnerBook]:
@@ -154,7 +154,7 @@ def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
         return admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S)
 
     answers = [_ask_at(address, supervisor.certificate, listed) for address in supervisor.addresses]
-    return [(message, RunnerBook.of(REPORTED.read(message))) for answer in answers for message in answer.runners]
+    return [(message, RunnerBook.of_report(REPORTED.read(message))) for answer in answers for message in answer.runners]
 
 
 def ask(supervisor: Supervisor, call: Callable[[Any], Any]) -> Any:
@@ -172,13 +172,13 @@ def _ask_at(address: str, certificate: Certificate | None, call: Callable[[Any],
         with _channel(address, certificate) as channel:
             return call(AdminStub(channel))
     except grpc.RpcError as error:
-        why = str(error.details() if isinstance(error, grpc.Call) else error)
+        message = str(error.details() if isinstance(error, grpc.Call) else error)
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-            raise BadInput(why) from error
+            raise BadInput(message) from error
         if isinstance(error, grpc.Call) and error.code() in refused:
-            raise CommandError(f"the supervisor at {address} refuses: {why}", ADMIN_HINT) from error
+            raise CommandError(f"the supervisor at {address} refuses: {message}", ADMIN_HINT) from error
         hint = ADMIN_HINT if certificate else "`weft logs supervisor`"
-        raise CommandError(f"the supervisor at {address} does not answer: {why}", hint) from error
+        raise CommandError(f"the supervisor at {address} does not answer: {message}", hint) from error
 
 
 def _channel(address: str, certificate: Certificate | None) -> Any:

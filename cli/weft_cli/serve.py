@@ -78,13 +78,13 @@ class Adapter:
 class Served:
     """The objects that the command line asks for. `written`: the pool's manifest.
 
-    `said`: of each folder that is served by another name than its own, or not at all.
+    `notes`: of each folder that is served by another name than its own, or not at all.
     """
 
     model: Source
     name: str
     adapters: Sequence[Adapter]
-    said: Sequence[str] = ()
+    notes: Sequence[str] = ()
     offload: Path | None = None
     written: Object | None = None
 
@@ -105,8 +105,8 @@ def serve(
 ) -> int:
     """Serve what the command line names. Returns the exit code; raises CommandError."""
     served, gpu = parse(request), _computes_on_gpu(executor)
-    if served.said:
-        note("\n  ".join(("weft: not every folder is served by its own name:", *served.said)))
+    if served.notes:
+        note("\n  ".join(("weft: not every folder is served by its own name:", *served.notes)))
     if print_only:
         print_manifests(manifests(served, gpu=gpu))
         return 0
@@ -126,16 +126,16 @@ def parse(request: Request) -> Served:
         raise BadInput("what is to be served?", "either MODEL, or -f with the manifest of a ServingPool")
     if request.name and request.file:
         raise BadInput("--name is for a MODEL", f"write it into {request.file}, as spec.model.name")
-    said, written = list[str](), _written(request.file) if request.file is not None else []
+    notes, written = list[str](), _written(request.file) if request.file is not None else []
     pool = written[0] if written else None
     model = _source_of(pool) if pool else parse_source(request.model or "", "model")
-    name = _name_of(pool) if pool else request.name or _own_name(model, said)
+    name = _name_of(pool) if pool else request.name or _own_name(model, notes)
     named = [Adapter(_name_of(obj), _source_of(obj), obj) for obj in written[1:]]
-    named += [parse_adapter(text, said) for text in request.adapters]
+    named += [parse_adapter(text, notes) for text in request.adapters]
     below = [source for folder in request.folders for source in adapters_below(folder)]
-    adapters = _different(below, {name, *(adapter.name for adapter in named)}, said)
+    adapters = _different(below, {name, *(adapter.name for adapter in named)}, notes)
     offload = Path(os.path.normpath(request.offload.absolute())) if request.offload else None
-    return Served(model, name, [*adapters, *named], said, offload, pool)
+    return Served(model, name, [*adapters, *named], notes, offload, pool)
 
 
 def _written(file: Path) -> list[Object]:
@@ -152,27 +152,27 @@ def _written(file: Path) -> list[Object]:
 def _from_root(value: Any, folder: Path) -> Any:
     """Rewrite each `uri: file:PATH` of a manifest from / on, where it is from the folder on. Raises BadInput."""
     if isinstance(value, list):
-        return [_from_root(one, folder) for one in value]
+        return [_from_root(entry, folder) for entry in value]
     if not isinstance(value, dict):
         return value
     uri = value.get("uri")
     if isinstance(uri, str) and uri.startswith("file:"):
         path = uri.removeprefix("file:").lstrip("/")
-        found = next((root / path for root in (folder.absolute(), Path("/")) if (root / path).is_dir()), None)
-        if found is None:
+        path_found = next((root / path for root in (folder.absolute(), Path("/")) if (root / path).is_dir()), None)
+        if path_found is None:
             raise BadInput(f"{uri}: there is no folder {folder / path}, nor /{path}")
-        return {**value, "uri": f"file:{os.path.normpath(found).lstrip('/')}"}
-    return {name: _from_root(one, folder) for name, one in value.items()}
+        return {**value, "uri": f"file:{os.path.normpath(path_found).lstrip('/')}"}
+    return {name: _from_root(entry, folder) for name, entry in value.items()}
 
 
 def _source_of(obj: Object) -> Source:
     """Read an object's source. Beside its revision, only the depot knows what a repository needs."""
-    of = _files_of(obj)
-    uri, revision = of["uri"], of.get("revision")
+    files = _files_of(obj)
+    uri, revision = files["uri"], files.get("revision")
     folder = Path("/", uri.removeprefix("file:")) if uri.startswith("file:") else None
-    plain = uri.startswith("hf:") and not of.keys() & {"digest", "credentialsRef"}
-    found = REPOSITORY.fullmatch(uri.removeprefix("hf:")) if plain else None
-    return Source(uri, uri, revision, folder, found["name"] if found else None)
+    plain = uri.startswith("hf:") and not files.keys() & {"digest", "credentialsRef"}
+    match = REPOSITORY.fullmatch(uri.removeprefix("hf:")) if plain else None
+    return Source(uri, uri, revision, folder, match["name"] if match else None)
 
 
 def _name_of(obj: Object) -> str:
@@ -183,19 +183,19 @@ def _name_of(obj: Object) -> str:
     return spec.get("modelName") or f"{meta['namespace']}/{meta['name']}"
 
 
-def parse_source(text: str, what: str) -> Source:
+def parse_source(text: str, subject: str) -> Source:
     """Read a folder, ORG/NAME[@REVISION] of a Hugging Face hub, or a URI of a manifest. Raises BadInput."""
     folder = Path(text).expanduser()
     if folder.is_dir():
         at = Path(os.path.normpath(folder.absolute()))
         return Source(f"file:{str(at).lstrip('/')}", at.name, folder=at)
-    if found := REPOSITORY.fullmatch(text.removeprefix("hf:")):
-        return Source(f"hf:{found['name']}", found["name"], found["revision"], repository=found["name"])
+    if match := REPOSITORY.fullmatch(text.removeprefix("hf:")):
+        return Source(f"hf:{match['name']}", match["name"], match["revision"], repository=match["name"])
     if text.startswith(("s3://", "oci://", "depot:sha256:")):
         return Source(text, text.rstrip("/").rpartition("/")[2].partition("@")[0].partition(":")[0] or text)
     missing = f"there is no folder {folder}" if not folder.exists() else f"{folder} is no folder"
     raise BadInput(
-        f"{what} {text!r}: {missing}",
+        f"{subject} {text!r}: {missing}",
         "name a folder, ORG/NAME of a Hugging Face hub, s3://BUCKET/PREFIX or oci://HOST/REPOSITORY:TAG",
     )
 
@@ -205,21 +205,21 @@ def adapters_below(folder: Path) -> list[Source]:
     if (folder / ADAPTER_CONFIG).is_file():
         raise BadInput(f"--adapters {folder} is an adapter itself", f"name it with --adapter {folder}")
     try:
-        found = sorted(path.parent for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
+        folders = sorted(path.parent for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
     except OSError as error:
         raise BadInput(f"--adapters {folder}: {error.strerror}") from error
-    found = [path for path in found if not path.name.startswith(".")]
-    if not found:
+    folders = [path for path in folders if not path.name.startswith(".")]
+    if not folders:
         raise BadInput(f"--adapters {folder}: no folder in it has an {ADAPTER_CONFIG}")
-    return [parse_source(str(path), "--adapters") for path in found]
+    return [parse_source(str(path), "--adapters") for path in folders]
 
 
-def parse_adapter(text: str, said: list[str]) -> Adapter:
+def parse_adapter(text: str, notes: list[str]) -> Adapter:
     """Read `NAME=SOURCE`, or `SOURCE` by its own name. Raises BadInput."""
     name, equals, place = text.partition("=")
     if not equals or Path(text).is_dir():
         source = parse_source(text, "--adapter")
-        return Adapter(_own_name(replace(source, name=source.name.rpartition("/")[2]), said), source)
+        return Adapter(_own_name(replace(source, name=source.name.rpartition("/")[2]), notes), source)
     return Adapter(name, parse_source(place, "--adapter"))
 
 
@@ -229,32 +229,32 @@ def legal_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._:/-]+", "-", plain).strip("._:/-")
 
 
-def _own_name(source: Source, said: list[str]) -> str:
+def _own_name(source: Source, notes: list[str]) -> str:
     name = legal_name(source.name)
     if not name:
         raise BadInput(f"{source.name!r} can be no model's name", "give one: --name NAME, --adapter NAME=SOURCE")
     if name != source.name:
-        said.append(f"{source.folder or source.uri} is served as {name}")
+        notes.append(f"{source.folder or source.uri} is served as {name}")
     return name
 
 
-def _different(sources: Iterable[Source], taken: set[str], said: list[str]) -> list[Adapter]:
+def _different(sources: Iterable[Source], used_names: set[str], notes: list[str]) -> list[Adapter]:
     """Give adapters names that nobody has. A name belongs to the folder that is called so before one that is not."""
     adapters = list[Adapter]()
     for source in sorted(dict.fromkeys(sources), key=lambda source: legal_name(source.name) != source.name):
         adapter = Adapter(legal_name(source.name), source)
-        if why := _objection(adapter, taken):
-            said.append(f"{source.folder} is not served: {why}; --adapter NAME=FOLDER names it")
+        if objection := _objection(adapter, used_names):
+            notes.append(f"{source.folder} is not served: {objection}; --adapter NAME=FOLDER names it")
             continue
-        taken.add(_own_name(source, said))
+        used_names.add(_own_name(source, notes))
         adapters.append(adapter)
     return adapters
 
 
-def _objection(adapter: Adapter, taken: set[str]) -> str:
+def _objection(adapter: Adapter, used_names: set[str]) -> str:
     if not adapter.name:
         return "nothing of its name can be in a model's"
-    if adapter.name in taken:
+    if adapter.name in used_names:
         return f"another model is called {adapter.name}"
     return _wrong(_adapter_object(adapter, "any", {"name": "any", "namespace": NAMESPACE}, "any"))
 
@@ -277,23 +277,23 @@ def manifests(
         raise BadInput(f"several models would be called {', '.join(twice)}", "name them with --adapter NAME=SOURCE")
     labels = _labels(names, [adapter.written["metadata"]["name"] for adapter in adapters if adapter.written])
     pool, spec = served.written or _object("ServingPool", labels[0], {}), _model_spec(served.model)
-    asked, rank = pool["spec"], max([MIN_RANK, *(_largest_rank(adapter.source) for adapter in adapters)])
-    model = _with_source({**asked.get("model", {}), "name": served.name}, served.model)
-    wanted = {**asked, "model": model, "lora": {"maxRank": rank, **asked.get("lora", {})}}
-    memory_of, advanced = asked.get("memory") or {}, asked.get("advanced") or {}
+    pool_spec, rank = pool["spec"], max([MIN_RANK, *(_largest_rank(adapter.source) for adapter in adapters)])
+    model = _with_source({**pool_spec.get("model", {}), "name": served.name}, served.model)
+    new_spec = {**pool_spec, "model": model, "lora": {"maxRank": rank, **pool_spec.get("lora", {})}}
+    memory_of, advanced = pool_spec.get("memory") or {}, pool_spec.get("advanced") or {}
     if served.offload is not None:
         offload = _offload(str(served.offload), memory().n_bytes, gpu_memory() if gpu else None)
-        wanted["memory"] = {**memory_of, "offload": offload}
+        new_spec["memory"] = {**memory_of, "offload": offload}
     elif not memory_of and "kvPages" not in advanced:
         if gpu:
-            wanted["memory"] = {"fraction": GPU_SHARE}
+            new_spec["memory"] = {"fraction": GPU_SHARE}
         elif spec is not None:
-            wanted["advanced"] = {**advanced, "kvPages": _pages(spec, served, memory())}
-    objects = [{**pool, "spec": wanted}]
+            new_spec["advanced"] = {**advanced, "kvPages": _pages(spec, served, memory())}
+    objects = [{**pool, "spec": new_spec}]
     for label, adapter in zip(labels[1:], adapters, strict=True):
         objects.append(_adapter_object(adapter, label, pool["metadata"], served.name))
     for part in (objects[:1], objects[1:]):  # what is wrong with the base's name is so with each adapter's base
-        if wrong := [why for obj in part if (why := _wrong(obj))]:
+        if wrong := [fault for obj in part if (fault := _wrong(obj))]:
             raise BadInput("\n".join(wrong))
     return objects
 
@@ -326,8 +326,8 @@ def _download(source: Source) -> Source:
     try:
         at = snapshot_download(source.repository, revision=source.revision, allow_patterns=list(REPOSITORY_FILES))
     except RepositoryNotFoundError as error:
-        why = "it does not exist, or is private"
-        raise BadInput(f"{source.uri}: {why}", "a private one needs `hf auth login` or HF_TOKEN") from error
+        message = "it does not exist, or is private"
+        raise BadInput(f"{source.uri}: {message}", "a private one needs `hf auth login` or HF_TOKEN") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise BadInput(f"{source.uri}: {str(error).splitlines()[0]}") from error
     return replace(source, uri=f"file:{at.lstrip('/')}", revision=None, folder=Path(at), repository=None)
@@ -340,8 +340,10 @@ def _offload(folder: str, host_bytes: int, gpus: list[int] | None) -> dict[str, 
     if gpus is None:
         return {"deviceBytes": _mebibytes(left * 3 // 4), "diskPath": folder}
     if not min(gpus, default=0):
-        why = "the driver of GPUs does not say here how much memory they have"
-        raise BadInput(f"--offload: {why}", "weft up -f MANIFEST with memory.offload.deviceBytes, or --executor cpu")
+        message = "the driver of GPUs does not say here how much memory they have"
+        raise BadInput(
+            f"--offload: {message}", "weft up -f MANIFEST with memory.offload.deviceBytes, or --executor cpu"
+        )
     device = _mebibytes(int(min(gpus) * GPU_SHARE))
     return {"deviceBytes": device, "hostBytes": _mebibytes(left // 2), "diskPath": folder}
 
@@ -399,8 +401,8 @@ def _adapter_object(adapter: Adapter, label: str, pool: Object, base: str) -> Ob
     if written := adapter.written:
         spec = {**written["spec"], "source": _with_source(_files_of(written), adapter.source)}
         return {**written, "spec": spec}
-    of = {"poolRef": {"name": pool["name"]}, "baseModel": base, "modelName": adapter.name}
-    return _object("LoRAAdapter", label, {**of, "source": _artifact(adapter.source)}, pool["namespace"])
+    references = {"poolRef": {"name": pool["name"]}, "baseModel": base, "modelName": adapter.name}
+    return _object("LoRAAdapter", label, {**references, "source": _artifact(adapter.source)}, pool["namespace"])
 
 
 def _wrong(obj: Object) -> str:
@@ -429,10 +431,10 @@ def _object(kind: str, name: str, spec: dict[str, Any], namespace: str = NAMESPA
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
-def _labels(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+def _labels(names: Iterable[str], used_names: Iterable[str] = ()) -> list[str]:
     """Make an object name for each, all different: what a label may not have becomes `-`."""
-    labels = list(taken)
-    before = len(labels)
+    labels = list(used_names)
+    n_labels = len(labels)
     for name in names:
         label = (
             re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[: LABEL - 5].strip("-") or "model"
@@ -442,4 +444,4 @@ def _labels(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
             number += 1
             free = f"{label}-{number}"
         labels.append(free)
-    return labels[before:]
+    return labels[n_labels:]

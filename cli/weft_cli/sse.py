@@ -32,8 +32,8 @@ class Lines:
     def feed(self, data: bytes) -> list[str]:
         """Take bytes; returns the lines that end in them. What has no end is no event yet, and never one where the
         stream is cut."""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return [line.removesuffix(b"\r").decode(errors="replace") for line in whole]
+        *complete, self._rest = (self._rest + data).split(b"\n")
+        return [line.removesuffix(b"\r").decode(errors="replace") for line in complete]
 
 
 def event_of(line: str) -> Event:

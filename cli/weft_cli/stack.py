@@ -24,7 +24,7 @@ class Stack(Protocol):
         """Pools and adapters."""
         ...
 
-    def namespace(self, given: str | None) -> str:
+    def namespace(self, name: str | None) -> str:
         """The namespace of objects where the command line names none."""
         ...
 
@@ -63,8 +63,8 @@ class LocalStack:
     def api(self) -> ObjectApi:
         return self._controller
 
-    def namespace(self, given: str | None) -> str:
-        return given or "default"
+    def namespace(self, name: str | None) -> str:
+        return name or "default"
 
     def supervisor(self, address: str | None, tls_dir: Path | None) -> "Supervisor":
         from weft_cli.runners import Supervisor, certificate_from

@@ -49,9 +49,9 @@ class Sources:
 def top(sources: Sources, interval_s: float, *, once: bool) -> None:
     """Show the tables again and again until `q` or Ctrl-C; `once`, and where nobody watches: after one interval."""
     if once or not sys.stdout.isatty():
-        before = look(sources)
+        previous = look(sources)
         rest(interval_s)
-        _print(tables_of(before, look(sources)))
+        _print(tables_of(previous, look(sources)))
         return
     console = Console()
     if console.is_dumb_terminal or not console.is_terminal:  # rich draws nothing anew there
@@ -67,11 +67,11 @@ def top(sources: Sources, interval_s: float, *, once: bool) -> None:
 
 def _follow(sources: Sources, interval_s: float, keyboard: Keyboard) -> Generator[Tables]:
     """Yield the tables now, as yet without rates, and again after each interval."""
-    before = None
+    previous = None
     while True:
         now = look(sources)
-        yield tables_of(before, now)
-        before = now
+        yield tables_of(previous, now)
+        previous = now
         if keyboard.quits_within(interval_s):
             return
 
@@ -99,11 +99,14 @@ def runner_of(book: RunnerBook) -> RunnerNow:
         max_sequences=spec.max_sequences,
         sequences=tuple(
             SequenceNow(
-                (one.request_id, one.epoch.term, one.epoch.counter), one.adapter, tokens, one.priority is Priority.BATCH
+                (sequence.request_id, sequence.epoch.term, sequence.epoch.counter),
+                sequence.adapter,
+                tokens,
+                sequence.priority is Priority.BATCH,
             )
-            for one, tokens in zip(book.sequences.values(), progress, strict=False)
+            for sequence, tokens in zip(book.sequences.values(), progress, strict=False)
         ),
-        on_device=frozenset(one.digest for one in book.adapters.values() if one.tier is Tier.DEVICE),
+        on_device=frozenset(adapter.digest for adapter in book.adapters.values() if adapter.tier is Tier.DEVICE),
         role=figures.role.value,
         pending_prompt_tokens=figures.pending_prompt_tokens,
         offload=figures.offload,
@@ -137,14 +140,14 @@ def _gateway(url: str, key: str | None) -> GatewayNow:
 
 def _print(tables: Tables) -> None:
     say(tables.summary)
-    for headers, rows in _each(tables):
+    for headers, rows in _tables(tables):
         say("")
         say("\n".join(table(headers, rows)))
 
 
 def _drawn(tables: Tables) -> RenderableType:
     parts: list[RenderableType] = [Text(sanitize(tables.summary), "bold")]
-    for headers, rows in _each(tables):
+    for headers, rows in _tables(tables):
         grid = Table(*headers, box=None, header_style="bold", padding=(0, 3, 0, 0))
         for row in rows:
             grid.add_row(*(Text(sanitize(cell)) for cell in row))
@@ -156,7 +159,7 @@ def _drawn(tables: Tables) -> RenderableType:
     )
 
 
-def _each(tables: Tables) -> list[tuple[tuple[str, ...], Any]]:
+def _tables(tables: Tables) -> list[tuple[tuple[str, ...], Any]]:
     all_of_them = (
         (RUNNER_HEADERS, tables.runners), (POOL_HEADERS, tables.pools), (OFFLOAD_HEADERS, tables.offloaded),
         (ADAPTER_HEADERS, tables.adapters),

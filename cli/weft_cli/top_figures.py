@@ -85,26 +85,26 @@ class Tables:
     offloaded: Sequence[tuple[str, ...]] = ()
 
 
-def tables_of(before: Look | None, now: Look) -> Tables:
+def tables_of(previous: Look | None, now: Look) -> Tables:
     """Make the rows of the three tables. Without a look before there is no rate."""
-    rates, accepted = _rates(before, now), _accepted(before, now)
-    known = [rate for rate in rates.values() if rate is not None]
-    total = sum(known) if known else None
+    rates, accepted = _rates(previous, now), _accepted(previous, now)
+    measured = [rate for rate in rates.values() if rate is not None]
+    total = sum(measured) if measured else None
     return Tables(
         summary=_summary(now, total),
         runners=[
             _runner_row(runner, rates[runner.incarnation], accepted[runner.incarnation]) for runner in now.runners
         ],
         pools=[_pool_row(pool, now, rates) for pool in sorted({runner.pool for runner in now.runners})],
-        adapters=list(_adapter_rows(before, now)),
+        adapters=list(_adapter_rows(previous, now)),
         offloaded=[_offload_row(one.name, one.offload) for one in now.runners if one.offload is not None],
     )
 
 
-def _rates(before: Look | None, now: Look) -> dict[tuple[str, str], float | None]:
+def _rates(previous: Look | None, now: Look) -> dict[tuple[str, str], float | None]:
     """Compute tokens a second by runner; None for one that was not there before (a restart counts from 0 again)."""
-    earlier = {runner.incarnation: runner.tokens for runner in before.runners} if before else {}
-    seconds = now.at - before.at if before else 0.0
+    earlier = {runner.incarnation: runner.tokens for runner in previous.runners} if previous else {}
+    seconds = now.at - previous.at if previous else 0.0
     return {
         runner.incarnation: (runner.tokens - earlier[runner.incarnation]) / seconds
         if runner.incarnation in earlier and seconds > 0
@@ -113,17 +113,17 @@ def _rates(before: Look | None, now: Look) -> dict[tuple[str, str], float | None
     }
 
 
-def _accepted(before: Look | None, now: Look) -> dict[tuple[str, str], float | None]:
+def _accepted(previous: Look | None, now: Look) -> dict[tuple[str, str], float | None]:
     """Compute accepted tokens a draft by runner; None for one without drafts since the look before."""
-    earlier = {runner.incarnation: runner for runner in before.runners} if before else {}
-    found: dict[tuple[str, str], float | None] = {}
+    earlier = {runner.incarnation: runner for runner in previous.runners} if previous else {}
+    rates: dict[tuple[str, str], float | None] = {}
     for runner in now.runners:
-        then = earlier.get(runner.incarnation)
-        drafts = runner.drafts - then.drafts if then else 0
-        found[runner.incarnation] = (
-            (runner.accepted_tokens - then.accepted_tokens) / drafts if then and drafts else None
+        earlier_runner = earlier.get(runner.incarnation)
+        drafts = runner.drafts - earlier_runner.drafts if earlier_runner else 0
+        rates[runner.incarnation] = (
+            (runner.accepted_tokens - earlier_runner.accepted_tokens) / drafts if earlier_runner and drafts else None
         )
-    return found
+    return rates
 
 
 def _summary(now: Look, tokens_per_s: float | None) -> str:
@@ -167,37 +167,37 @@ def _ms(milliseconds: float) -> str:
 
 
 def _pool_row(pool: str, now: Look, rates: Mapping[tuple[str, str], float | None]) -> tuple[str, ...]:
-    own = [runner for runner in now.runners if runner.pool == pool]
-    known = [rate for runner in own if (rate := rates[runner.incarnation]) is not None]
+    pool_runners = [runner for runner in now.runners if runner.pool == pool]
+    measured = [rate for runner in pool_runners if (rate := rates[runner.incarnation]) is not None]
     waiting = now.gateway.waiting_of.get(pool) if now.gateway else None
     return (
         pool,
-        f"{sum(runner.ready for runner in own)}/{len(own)}",
-        f"{sum(len(runner.sequences) for runner in own)}/{sum(runner.max_sequences for runner in own)}",
-        _rate(sum(known) if known else None),
-        f"{sum(runner.free_pages for runner in own)}/{sum(runner.total_pages for runner in own)}",
+        f"{sum(runner.ready for runner in pool_runners)}/{len(pool_runners)}",
+        f"{sum(len(r.sequences) for r in pool_runners)}/{sum(r.max_sequences for r in pool_runners)}",
+        _rate(sum(measured) if measured else None),
+        f"{sum(runner.free_pages for runner in pool_runners)}/{sum(runner.total_pages for runner in pool_runners)}",
         UNKNOWN if waiting is None else str(waiting),
-        str(sum(sequence.line for runner in own for sequence in runner.sequences)),
+        str(sum(sequence.line for runner in pool_runners for sequence in runner.sequences)),
     )
 
 
-def _adapter_rows(before: Look | None, now: Look) -> Iterator[tuple[str, ...]]:
+def _adapter_rows(previous: Look | None, now: Look) -> Iterator[tuple[str, ...]]:
     """Yield the busiest adapters; by sequences that run now, so what ended between two looks is missing here alone."""
     running = Counter[str](sequence.adapter for runner in now.runners for sequence in runner.sequences)
     resident = Counter[str](digest for runner in now.runners for digest in runner.on_device)
-    tokens = _tokens_by_adapter(before, now) if before else Counter[str]()
-    seconds = now.at - before.at if before else 0.0
+    tokens = _tokens_by_adapter(previous, now) if previous else Counter[str]()
+    seconds = now.at - previous.at if previous else 0.0
     names = now.gateway.names if now.gateway else {}
-    known = sorted(running.keys() | resident.keys())
-    found = sorted(known, key=lambda digest: (tokens[digest], running[digest]), reverse=True)
-    for digest in [digest for digest in found if digest][:MAX_SHOWN_ADAPTERS]:
+    digests = sorted(running.keys() | resident.keys())
+    ranked = sorted(digests, key=lambda digest: (tokens[digest], running[digest]), reverse=True)
+    for digest in [digest for digest in ranked if digest][:MAX_SHOWN_ADAPTERS]:
         rate = _rate(tokens[digest] / seconds if seconds > 0 else None)
         yield names.get(digest) or short(digest), str(running[digest]), rate, str(resident[digest])
 
 
-def _tokens_by_adapter(before: Look, now: Look) -> Counter[str]:
+def _tokens_by_adapter(previous: Look, now: Look) -> Counter[str]:
     """Count the tokens that the sequences of each adapter have gained. One that is new has gained all of its own."""
-    earlier = {sequence.key: sequence.tokens for runner in before.runners for sequence in runner.sequences}
+    earlier = {sequence.key: sequence.tokens for runner in previous.runners for sequence in runner.sequences}
     gained = Counter[str]()
     for runner in now.runners:
         for sequence in runner.sequences:

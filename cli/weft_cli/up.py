@@ -145,11 +145,11 @@ async def _bring_up(
     With `all_ready` a refusal ends the wait with CommandError, and so does the time; without it only the refusal of a
     pool that is `needed`, or the end of its runners again and again.
     """
-    changed, told = asyncio.Event(), set[Ref]()
+    changed, reported = asyncio.Event(), set[Ref]()
     stack.store.listen(lambda _: changed.set())
     while True:
         changed.clear()
-        waiting, refused = _undecided(stack, refs, told, progress)
+        waiting, refused = _undecided(stack, refs, reported, progress)
         lost = [
             state_of(obj) for ref in needed if (obj := stack.store.find(ref)) and (is_refused(obj) or is_failing(obj))
         ]
@@ -195,7 +195,9 @@ async def _show_copies(depot_url: str, progress: Progress) -> None:
             await asyncio.sleep(LOOK_S)
 
 
-def _undecided(stack: Stack, refs: Sequence[Ref], told: set[Ref], progress: Progress) -> tuple[list[str], list[str]]:
+def _undecided(
+    stack: Stack, refs: Sequence[Ref], reported: set[Ref], progress: Progress
+) -> tuple[list[str], list[str]]:
     """List what is waited for, and what is refused; each decision is told once."""
     waiting, refused = list[str](), list[str]()
     for ref in refs:
@@ -203,8 +205,8 @@ def _undecided(stack: Stack, refs: Sequence[Ref], told: set[Ref], progress: Prog
         if obj is None or "deletionTimestamp" in obj["metadata"]:
             continue
         ready, no = is_ready(obj), is_refused(obj) or _waits_in_vain(stack, obj)
-        if (ready or no) and ref not in told:
-            told.add(ref)
+        if (ready or no) and ref not in reported:
+            reported.add(ref)
             progress.line(f"{ref.kind} {ref}", "ready" if ready else state_of(obj))
         if not ready:
             (refused if no else waiting).append(state_of(obj))
@@ -215,8 +217,10 @@ def _waits_in_vain(stack: Stack, obj: Any) -> bool:
     """Whether an object is an adapter whose pool is refused."""
     if obj["kind"] != "LoRAAdapter":
         return False
-    of = obj["spec"]["poolRef"]
-    pool = stack.store.find(Ref("ServingPool", of.get("namespace") or obj["metadata"]["namespace"], of["name"]))
+    pool_ref = obj["spec"]["poolRef"]
+    pool = stack.store.find(
+        Ref("ServingPool", pool_ref.get("namespace") or obj["metadata"]["namespace"], pool_ref["name"])
+    )
     return pool is not None and is_refused(pool)
 
 
@@ -240,12 +244,12 @@ async def _with_keys(stack: Stack, questions: Sequence[Question]) -> list[Questi
 
 async def _first(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """Do the work unless told to stop before; returns None when told to stop."""
-    told, doing = asyncio.create_task(stop.wait()), asyncio.create_task(work)
+    stopped, doing = asyncio.create_task(stop.wait()), asyncio.create_task(work)
     try:
-        await asyncio.wait([told, doing], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stopped, doing], return_when=asyncio.FIRST_COMPLETED)
         return doing.result() if doing.done() else None
     finally:
-        told.cancel()
+        stopped.cancel()
         doing.cancel()
 
 
@@ -286,8 +290,8 @@ def _call(url: str, auth: bool, model: str, text: str, key: str) -> None:
 def _example(stack: Stack, questions: Sequence[Question]) -> tuple[str, str, str] | None:
     """Choose a model that is served, best an adapter, something to ask it, and a key; None: nothing is served."""
     if questions:
-        asked = questions[min(1, len(questions) - 1)]
-        return asked.model, asked.prompt, asked.key
+        question = questions[min(1, len(questions) - 1)]
+        return question.model, question.prompt, question.key
     ready = [obj for obj in stack.store.objects() if is_ready(obj)]
     adapters = [obj["status"]["modelName"] for obj in ready if obj["kind"] == "LoRAAdapter"]
     bases = [

@@ -28,8 +28,8 @@ def check_seed(seed: int, trace: Path | None = None) -> Verdict:
     try:
         verdict = Verdict(seed, run.run(), "")
     except Exception as error:  # noqa: BLE001 (whatever a machine raises is the finding)
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        fault = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        fault = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
         verdict = Verdict(seed, run.world.trace_hash, fault, run.story)
     if trace is not None:
         run.write(trace)

@@ -42,21 +42,21 @@ class Clock:
         self._number += 1
         heappush(self._queue, (max(time, self.now), rank, self._number, action, arguments))
 
-    def after(self, seconds: float, rank: int, action: Callable[..., None], *arguments: Any) -> None:
+    def call_after(self, seconds: float, rank: int, action: Callable[..., None], *arguments: Any) -> None:
         self.at(self.now + seconds, rank, action, *arguments)
 
     def stop(self) -> None:
         """End `run` after the present event."""
         self._stopped = True
 
-    def run(self, until: float = float("inf")) -> None:
-        """Let everything due up to `until` happen, or until `stop`, or until nothing is left."""
+    def run(self, end_s: float = float("inf")) -> None:
+        """Let everything due up to `end_s` happen, or until `stop`, or until nothing is left."""
         queue, events = self._queue, 0
         self._stopped = False
         thresholds = gc.get_threshold()
         gc.set_threshold(GARBAGE, *thresholds[1:])
         try:
-            while queue and queue[0][0] <= until:
+            while queue and queue[0][0] <= end_s:
                 self.now, _, _, action, arguments = heappop(queue)
                 events += 1
                 action(*arguments)
@@ -67,8 +67,8 @@ class Clock:
         self.events += events
         if self._stopped:
             return
-        if until != float("inf"):
-            self.now = max(self.now, until)
+        if end_s != float("inf"):
+            self.now = max(self.now, end_s)
 
 
 def random_of(seed: int, *names: object) -> random.Random:

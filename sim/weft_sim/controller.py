@@ -86,21 +86,21 @@ class Fleet:
     versions: Iterable[int] = field(default_factory=lambda: count(2))
 
     @classmethod
-    def of(cls, objects: Iterable[Object]) -> "Fleet":
+    def of_objects(cls, objects: Iterable[Object]) -> "Fleet":
         """Make a fleet of objects with the metadata that a server fills in."""
-        kept: dict[Ref, Object] = {}
+        latest: dict[Ref, Object] = {}
         for obj in objects:
             meta = obj["metadata"]
             filled = {"uid": f"uid-{meta['name']}", "generation": 1, "resourceVersion": "1"}
             filled |= {"creationTimestamp": "2026-01-01T00:00:00Z"}
-            kept[Ref(obj["kind"], meta["namespace"], meta["name"])] = {**obj, "metadata": meta | filled}
-        return cls(kept)
+            latest[Ref(obj["kind"], meta["namespace"], meta["name"])] = {**obj, "metadata": meta | filled}
+        return cls(latest)
 
     def write_status(self, action: SetStatus) -> Object:
-        before = self.objects[action.ref]
-        assert before["metadata"]["resourceVersion"] == action.resource_version, "a status of an older version"
-        metadata = before["metadata"] | {"resourceVersion": str(next(iter(self.versions)))}
-        self.objects[action.ref] = {**before, "metadata": metadata, "status": action.status}
+        previous = self.objects[action.ref]
+        assert previous["metadata"]["resourceVersion"] == action.resource_version, "a status of an older version"
+        metadata = previous["metadata"] | {"resourceVersion": str(next(iter(self.versions)))}
+        self.objects[action.ref] = {**previous, "metadata": metadata, "status": action.status}
         return self.objects[action.ref]
 
 
@@ -117,8 +117,8 @@ class Controller:
         for obj in fleet.objects.values():
             self.state.desired.put(parse(obj))
         for resource in (*self.state.desired.pools.values(), *self.state.desired.adapters.values()):
-            if known := resolution_from_status(resource, self.state, now):
-                self.state.observed.resolutions[resource.meta.uid] = known
+            if resolution := resolution_from_status(resource, self.state, now):
+                self.state.observed.resolutions[resource.meta.uid] = resolution
         self.state.observed.runners = {ref: dict(runners) for ref, runners in fleet.runners.items()}
 
     def handle(self, event: Any, now: float) -> list[Any]:
@@ -139,10 +139,10 @@ class Controller:
                     observed.adapter_reports[status.uid] = status
             case DepotAnswered(uid, answer):
                 ref = self.state.desired.by_uid.get(uid)
-                if ref is not None and (known := observed.resolutions.get(uid)) is not None:
+                if ref is not None and (resolution := observed.resolutions.get(uid)) is not None:
                     resource = self.state.desired.get(ref)
                     pool = None if isinstance(resource, Pool) or resource is None else resource.pool
-                    observed.resolutions[uid] = updated(known, answer, now, pool)
+                    observed.resolutions[uid] = updated(resolution, answer, now, pool)
             case RunnerObserved(ref, index, process):
                 _put(observed.runners, ref, index, process)
             case _:
@@ -167,8 +167,10 @@ class Controller:
     def check(self) -> None:
         for ref, pool in self.state.desired.pools.items():
             runners = self.state.observed.runners.get(ref, {})
-            most = pool.spec.autoscaling.max_replicas if pool.spec.autoscaling else pool.spec.replicas or 1
-            assert sum(runner.state != "Leaving" for runner in runners.values()) <= most, "more runners than allowed"
+            max_runners = pool.spec.autoscaling.max_replicas if pool.spec.autoscaling else pool.spec.replicas or 1
+            assert sum(runner.state != "Leaving" for runner in runners.values()) <= max_runners, (
+                "more runners than allowed"
+            )
 
     def _carry_out(self, action: Any) -> list[Any]:
         """Give changes to the scheduler, and to the shell what it does."""
@@ -221,7 +223,7 @@ class ControllerShell(BaseShell):
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self.fleet = Fleet.of(world.deployment.objects)
+        self.fleet = Fleet.of_objects(world.deployment.objects)
         adapters = [ref for ref in self.fleet.objects if ref.kind == "LoRAAdapter"]
         world.contents |= {f"sha256:{ref.name}": ADAPTER_BYTES for ref in adapters}
         self._places: dict[str, tuple[Ref, int]] = {}  # pool and index of each runner's process
@@ -235,12 +237,12 @@ class ControllerShell(BaseShell):
             case Resolve(ref, uid):
                 verdict = {"rank": 8, "sizeBytes": ADAPTER_BYTES}
                 resolved = DepotAnswered(uid, OperationStatus("Fetched", f"sha256:{ref.name}", verdict))
-                clock.after(RESOLVE_S, Rank.WORK, process.post_at, process.generation, resolved)
+                clock.call_after(RESOLVE_S, Rank.WORK, process.post_at, process.generation, resolved)
             case EnsureRunner(pool, index, launch):
                 name = f"{pool.name}-{index}"
                 self._places[name] = pool, index
                 _put(self.fleet.runners, pool, index, RunnerProcess(launch, "Starting", name=name))
-                clock.after(START_S, Rank.WORK, self._start, name)
+                clock.call_after(START_S, Rank.WORK, self._start, name)
             case RemoveRunner(pool, index):
                 self._observe(f"{pool.name}-{index}", "Leaving")
                 self._leave(f"{pool.name}-{index}")
@@ -266,15 +268,15 @@ class ControllerShell(BaseShell):
     def _observe(self, name: str, state: RunnerState | None) -> None:
         """Note that the state of a process has changed; None: it has ended."""
         pool, index = self._places[name]
-        before = self.fleet.runners.get(pool, {}).get(index)
-        if before is None or before.state == state or (before.state == "Leaving" and state is not None):
+        previous = self.fleet.runners.get(pool, {}).get(index)
+        if previous is None or previous.state == state or (previous.state == "Leaving" and state is not None):
             return
-        after = None if state is None else replace(before, state=state)
-        _put(self.fleet.runners, pool, index, after)
+        current = None if state is None else replace(previous, state=state)
+        _put(self.fleet.runners, pool, index, current)
         registry = self._world.registry
         if registry.up:
-            self._world.clock.after(
-                0.0, Rank.WORK, registry.post_at, registry.generation, RunnerObserved(pool, index, after)
+            self._world.clock.call_after(
+                0.0, Rank.WORK, registry.post_at, registry.generation, RunnerObserved(pool, index, current)
             )
 
     def _start(self, name: str) -> None:
@@ -303,14 +305,14 @@ class ControllerShell(BaseShell):
             self._observe(name, None)
             return
         runner.post(rn.Drain(True, MIGRATE_S))
-        self._world.clock.after(DRAINED_S, Rank.WORK, self._poll, name, runner.generation)
+        self._world.clock.call_after(DRAINED_S, Rank.WORK, self._poll, name, runner.generation)
 
     def _poll(self, name: str, generation: int) -> None:
         runner = self._world.runners[name]
         machine = runner.machine
         if isinstance(machine, Runner) and generation == runner.generation:
             if machine.pool.sequences or not machine.pool.drain.on:
-                self._world.clock.after(DRAINED_S, Rank.WORK, self._poll, name, generation)
+                self._world.clock.call_after(DRAINED_S, Rank.WORK, self._poll, name, generation)
                 return
             runner.crash()
         self._observe(name, None)

@@ -104,7 +104,7 @@ class StepTimes:
     guess_times: GuessTimes = ()
 
     @classmethod
-    def of(cls, spec: RunnerSpec) -> "StepTimes":
+    def of_spec(cls, spec: RunnerSpec) -> "StepTimes":
         """Return the times that a runner measured of itself at start, which tell nothing of adapters."""
         best = max(spec.best_batch, 2)
         row_ms = max(0.0, (spec.step_ms_best - spec.step_ms_1) / (best - 1))
@@ -160,8 +160,8 @@ class Device:
 
     def read(self, page: int) -> bytes:
         """Return what a page holds."""
-        held = self._pages.get(page)
-        return b"" if held is None else b"".join(chain.to_bytes(8, "big") for chain in held)
+        content = self._pages.get(page)
+        return b"" if content is None else b"".join(chain.to_bytes(8, "big") for chain in content)
 
     def write(self, page: int, data: bytes) -> None:
         """Write what came from another device's page."""
@@ -178,23 +178,23 @@ class Device:
         """Feed `tokens` from position `start` of a sequence with these pages. Returns the token sampled after them."""
         size, memory, key = self.page_tokens, self._pages, self._keys.get(adapter, 1)
         index, offset = divmod(start, size)
-        held = memory.get(pages[index]) if offset else None
+        content = memory.get(pages[index]) if offset else None
         if offset:
-            chain = held[offset - 1] if held is not None else SECOND
+            chain = content[offset - 1] if content is not None else SECOND
         elif start:
-            before = memory.get(pages[index - 1])
-            chain = before[-1] if before is not None else SECOND
+            previous = memory.get(pages[index - 1])
+            chain = previous[-1] if previous is not None else SECOND
         else:
             chain = 0
         position = start
         for token in tokens:
-            if held is None or offset == size:
+            if content is None or offset == size:
                 index, offset = divmod(position, size)
-                held = memory.get(pages[index])
-                if held is None:
-                    held = memory[pages[index]] = [SECOND] * size
+                content = memory.get(pages[index])
+                if content is None:
+                    content = memory[pages[index]] = [SECOND] * size
             mixed = ((chain ^ key) + token + 1) * PRIME & MASK  # `extend`, in place
-            held[offset] = chain = mixed ^ (mixed >> 29)
+            content[offset] = chain = mixed ^ (mixed >> 29)
             offset += 1
             position += 1
         return sample(chain, seed, choice, position)

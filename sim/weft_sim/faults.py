@@ -31,32 +31,32 @@ class What(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At `at_s` something happens to `target`; for a partition `other` is the second host."""
+    """At `at_s` something happens to `target`; for a partition `second` is the second host."""
 
     at_s: float
-    what: What
+    kind: What
     target: str
     seconds: float
-    other: str = ""
+    second: str = ""
 
     def __str__(self) -> str:
-        to = f" and {self.other}" if self.other else ""
-        return f"{self.at_s:.3f} s: {self.what.value} {self.target}{to} for {self.seconds:.2f} s"
+        suffix = f" and {self.second}" if self.second else ""
+        return f"{self.at_s:.3f} s: {self.kind.value} {self.target}{suffix} for {self.seconds:.2f} s"
 
 
 def draw(chance: random.Random, names: list[str], runners: list[str], count: int, span_s: float) -> list[Fault]:
     """`count` faults within `span_s`, of processes called `names`, of which `runners` are runners."""
-    kinds = [what for what in What if what is not What.LIE]
+    kinds = [kind for kind in What if kind is not What.LIE]
     faults: list[Fault] = []
     for _ in range(count):
-        what = chance.choice(kinds)
-        of_runner = what in (What.SLOW, What.LOAD, What.TERMINATE)
-        target = "registry" if what is What.DELETE else chance.choice(runners if of_runner else names)
-        other = chance.choice([name for name in names if name != target]) if what is What.PARTITION else ""
+        kind = chance.choice(kinds)
+        of_runner = kind in (What.SLOW, What.LOAD, What.TERMINATE)
+        target = "registry" if kind is What.DELETE else chance.choice(runners if of_runner else names)
+        second = chance.choice([name for name in names if name != target]) if kind is What.PARTITION else ""
         seconds = chance.choice((0.05, 0.3, 1.0, 3.0))
-        if what is What.CRASH and target in runners[1:] and chance.random() < 0.3:
+        if kind is What.CRASH and target in runners[1:] and chance.random() < 0.3:
             seconds = FOR_GOOD
-        faults.append(Fault(round(chance.uniform(0.0, span_s), 4), what, target, seconds, other))
+        faults.append(Fault(round(chance.uniform(0.0, span_s), 4), kind, target, seconds, second))
     return sorted(faults, key=lambda fault: fault.at_s)
 
 

@@ -43,7 +43,7 @@ class Costs:
     def free(self) -> bool:
         return not (self.events or self.per_item or self.default or self.wake or self.sends)
 
-    def of(self, kind: Kind, event: str, items: int = 0) -> float:
+    def cost_of(self, kind: Kind, event: str, items: int = 0) -> float:
         cost = self.events.get((kind, event), self.default)
         return cost + items * self.per_item.get((kind, event), 0.0)
 
@@ -84,11 +84,11 @@ class Host:
     def __init__(self, name: str, cores: int, clock: Clock) -> None:
         self.name, self.cores, self.clock = name, cores, clock
         self.busy_s = 0.0  # of all cores, of work that has begun
-        self._work: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []  # by `_given` at its end
+        self._work: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []  # by `_done_s` at its end
         self._number = 0
         self._threads = 0  # that are busy
         self._speed = 1.0
-        self._given, self._at = 0.0, clock.now
+        self._done_s, self._at = 0.0, clock.now
         self._next_end: tuple[int, int] | None = None  # which work ends first, and the plan that says so
         self._plans = 0
 
@@ -97,35 +97,35 @@ class Host:
         threads = min(threads, self.cores)
         self._advance()
         self._number += 1
-        heappush(self._work, (self._given + seconds, self._number, threads, done, arguments))
+        heappush(self._work, (self._done_s + seconds, self._number, threads, done, arguments))
         self._threads += threads
         self.busy_s += seconds * threads
         self._plan()
 
     def _advance(self) -> None:
         now = self.clock.now
-        self._given += (now - self._at) * self._speed
+        self._done_s += (now - self._at) * self._speed
         self._at = now
 
     def _plan(self) -> None:
         """Plan when the first work ends, if nothing else begins."""
         speed = min(1.0, self.cores / self._threads) if self._threads else 1.0
         if not self._work:
-            self._speed, self._given, self._next_end = 1.0, 0.0, None
+            self._speed, self._done_s, self._next_end = 1.0, 0.0, None
             return
-        given, number = self._work[0][:2]
+        done_s, number = self._work[0][:2]
         if speed == self._speed and self._next_end is not None and self._next_end[0] == number:
             return
         self._speed = speed
         self._plans += 1
         self._next_end = (number, self._plans)
-        self.clock.at(self._at + (given - self._given) / speed, Rank.WORK, self._ended, self._plans)
+        self.clock.at(self._at + (done_s - self._done_s) / speed, Rank.WORK, self._ended, self._plans)
 
     def _ended(self, plan: int) -> None:
         if self._next_end is None or self._next_end[1] != plan:
             return  # something began since
         self._advance()
-        self._given, _, threads, done, arguments = heappop(self._work)  # exactly, whatever was rounded on the way
+        self._done_s, _, threads, done, arguments = heappop(self._work)  # exactly, whatever was rounded on the way
         self._threads -= threads
         self._next_end = None
         self._plan()
@@ -162,7 +162,7 @@ class Lane:
     def _begin(self, seconds: float, thread: int, done: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if thread != self._latest and self._switch_s:
             self._latest = thread
-            self._host.clock.after(self._switch_s, Rank.WORK, self._begin, seconds, thread, done, arguments)
+            self._host.clock.call_after(self._switch_s, Rank.WORK, self._begin, seconds, thread, done, arguments)
         else:
             self._host.run(seconds, self._threads, self._done, done, arguments)
 

@@ -58,7 +58,7 @@ class ClientRequest:
     ended_at: float | None = None
     finish: str = ""
     error: str = ""
-    gone: bool = False  # the client went away
+    is_gone: bool = False  # the client went away
     trusted: bool = True  # its runners do not lie
     last_at: float | None = None  # of its latest token
     adapter: str = ""  # what the gateway resolved the name to
@@ -84,7 +84,7 @@ class Waiting:
     gateway: str
     pool: str
     tenant: str
-    since: float
+    start_s: float
     number: int
     priority: Priority = Priority.INTERACTIVE
     fresh: bool = True  # nothing has happened to it yet
@@ -133,10 +133,10 @@ class Laws:
         """Let a client read more of its answer: it has to be the undisturbed one, so far."""
         if request.finish:
             raise LawBroken(f"{request.id} reads on after its end ({request.finish})")
-        before = len(request.text)
+        n_chars = len(request.text)
         request.text += text
-        if request.trusted and not request.expected()[0].startswith(text, before):
-            raise LawBroken(f"{request.id}: the answer differs from the undisturbed one after token {before // 2}")
+        if request.trusted and not request.expected()[0].startswith(text, n_chars):
+            raise LawBroken(f"{request.id}: the answer differs from the undisturbed one after token {n_chars // 2}")
 
     def ended(self, request_id: str, finish: str, error: str) -> None:
         """Note that a client's answer is over."""
@@ -145,14 +145,14 @@ class Laws:
             raise LawBroken(f"{request_id} ends twice: {request.finish}, then {finish}")
         request.finish, request.error, request.ended_at = finish, error, self.now()
         if request.trusted and finish in COMPLETE and (request.text, finish) != request.expected():
-            text, how = request.expected()
+            text, expected_finish = request.expected()
             raise LawBroken(
-                f"{request_id} ends by {finish} after {len(request.text) / 2:g} tokens; undisturbed it ends by {how} "
-                f"after {len(text) / 2:g}"
+                f"{request_id} ends by {finish} after {len(request.text) / 2:g} tokens; "
+                f"undisturbed it ends by {expected_finish} after {len(text) / 2:g}"
             )
-        if finish == "cancelled" and not request.gone:
-            others = [r for r in self.requests.values() if r.request_id == request.request_id]
-            if not any(other.finish == "failed" for other in others):
+        if finish == "cancelled" and not request.is_gone:
+            duplicates = [r for r in self.requests.values() if r.request_id == request.request_id]
+            if not any(duplicate.finish == "failed" for duplicate in duplicates):
                 raise LawBroken(f"{request_id} is cancelled, and its client is there")
 
     def gateway_died(self, gateway: str) -> None:
@@ -209,14 +209,14 @@ class Laws:
                 case Start(request_id=request_id, epoch=epoch) as start:
                     self._preempted_again(request_id)
                     self.began_with[request_id] = len(start.emitted)
-                    of = self.starts.setdefault((request_id, epoch, start.kv_from is not None), effect.peer)
-                    if of != effect.peer:
+                    runner = self.starts.setdefault((request_id, epoch, start.kv_from is not None), effect.peer)
+                    if runner != effect.peer:
                         raise LawBroken(f"{request_id} {epoch} starts at two runners")
                     self.owners[request_id].setdefault(epoch, set()).add(effect.peer)
                 case Started(request_id=request_id, epoch=epoch, handed_off=True):
-                    to = self.starts[request_id, epoch, True]
-                    if to in self.owners[request_id].get(epoch, ()):
-                        self.owners[request_id][epoch] = {to}
+                    receiver = self.starts[request_id, epoch, True]
+                    if receiver in self.owners[request_id].get(epoch, ()):
+                        self.owners[request_id][epoch] = {receiver}
                 case Stop(request_id=request_id, epoch=epoch):
                     self._disown(request_id, epoch, effect.peer)
                 case _:
@@ -264,12 +264,12 @@ class Laws:
         match event:
             case Received(peer=peer, message=Submit() as submit):
                 self._arrivals += 1
-                known = submit.request_id in self.waiting or any(type(effect) is Stale for effect in effects)
-                if submit.epoch == NEVER and not known:
+                is_known = submit.request_id in self.waiting or any(type(effect) is Stale for effect in effects)
+                if submit.epoch == NEVER and not is_known:
                     fresh = submit.request_id not in self.epochs
-                    since = self.scheduler_now() - submit.waited_s
+                    queued_at = self.scheduler_now() - submit.waited_s
                     tenant = submit.namespace
-                    order = since, self._arrivals, submit.priority
+                    order = queued_at, self._arrivals, submit.priority
                     waiting = Waiting(peer.name, submit.pool, tenant, *order, fresh)
                     self.waiting[submit.request_id] = waiting
             case Received(message=Failed(request_id=request_id, reason=reason)):
@@ -310,18 +310,18 @@ class Laws:
         if assign.epoch <= latest:
             raise LawBroken(f"{assign.request_id}: epoch {tuple(assign.epoch)} after {tuple(latest)}")
         self.epochs[assign.request_id] = assign.epoch
-        taken = self.waiting.pop(assign.request_id, None)
-        if taken is None:
+        submitted = self.waiting.pop(assign.request_id, None)
+        if submitted is None:
             return
         for request_id, waiting in self.waiting.items():
             quiet = self.now() - self.lost_at.get(waiting.gateway, -1e9) > self.avoid_s
-            here = (waiting.pool, waiting.gateway in self.complete) == (taken.pool, True)
-            passes = (waiting.priority, taken.priority) == (Priority.INTERACTIVE, Priority.BATCH)
-            if here and passes and waiting.fresh and taken.fresh:
+            here = (waiting.pool, waiting.gateway in self.complete) == (submitted.pool, True)
+            passes = (waiting.priority, submitted.priority) == (Priority.INTERACTIVE, Priority.BATCH)
+            if here and passes and waiting.fresh and submitted.fresh:
                 raise LawBroken(f"{assign.request_id} is placed, a line of a batch, while {request_id} waits")
-            older = (waiting.since, waiting.number) < (taken.since, taken.number)
-            same = (waiting.tenant, waiting.priority) == (taken.tenant, taken.priority)
-            if here and same and waiting.fresh and taken.fresh and older and quiet:
+            older = (waiting.start_s, waiting.number) < (submitted.start_s, submitted.number)
+            is_unchanged = (waiting.tenant, waiting.priority) == (submitted.tenant, submitted.priority)
+            if here and is_unchanged and waiting.fresh and submitted.fresh and older and quiet:
                 waiting.passes += 1
                 if self.bound is not None and waiting.passes > self.bound:
                     raise LawBroken(f"{request_id} has been passed {waiting.passes} times, the bound is {self.bound}")

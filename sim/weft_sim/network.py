@@ -73,14 +73,14 @@ class Endpoint(Protocol):
 class Stream:
     """One stream, end 0 opened it. `alive[side]`: that end believes in it; `peers[side]`: its name at the other."""
 
-    __slots__ = ("alive", "broken", "ends", "held", "last", "number", "peers", "slow")
+    __slots__ = ("alive", "broken", "ends", "last", "number", "peers", "slow", "waiting")
 
     def __init__(self, number: int, ends: tuple[Endpoint, Endpoint], peers: tuple[Peer, Peer]) -> None:
         self.number, self.ends, self.peers = number, ends, peers
         self.alive = [False, False]
         self.broken = False  # what is on the way is lost
         self.last = [0.0, 0.0]  # arrival of the latest message to each side
-        self.held: list[tuple[int, Callable[..., None], tuple[object, ...]]] = []  # behind a partition
+        self.waiting: list[tuple[int, Callable[..., None], tuple[object, ...]]] = []  # behind a partition
         self.slow = [0.0, 0.0]
 
 
@@ -139,9 +139,9 @@ class Network:
     def break_stream(self, stream: Stream, reason: str = "broken", notice_s: tuple[float, float] = (0.0, 0.0)) -> None:
         """Lose what is on the way. Each end that believes in the stream notices after its own time."""
         stream.broken = True
-        stream.held.clear()
+        stream.waiting.clear()
         for side in (0, 1):
-            self.clock.after(notice_s[side], Rank.DELIVERY, self._noticed, stream, side, reason)
+            self.clock.call_after(notice_s[side], Rank.DELIVERY, self._noticed, stream, side, reason)
 
     def give_up(self, stream: Stream) -> None:
         """End a stream at the end that has opened it, which hears nothing; the other end is told, once it listens."""
@@ -157,11 +157,11 @@ class Network:
         self._cut.discard(frozenset(hosts))
         for stream in list(self.streams.values()):
             if not self._is_cut(stream):
-                held, stream.held = stream.held, []
-                for side, action, arguments in held:
+                waiting, stream.waiting = stream.waiting, []
+                for side, action, arguments in waiting:
                     self._carry(stream, side, 0.0, action, *arguments)
 
-    def of(self, endpoint: Endpoint) -> list[tuple[Stream, int]]:
+    def streams_of(self, endpoint: Endpoint) -> list[tuple[Stream, int]]:
         """Return the streams that a process believes in, and its side of each, in the order of their opening."""
         return [
             (stream, side)
@@ -185,7 +185,7 @@ class Network:
     ) -> None:
         """Bring something to an end of a stream, behind what is on the way there."""
         if self._cut and self._is_cut(stream):
-            stream.held.append((side, action, arguments))
+            stream.waiting.append((side, action, arguments))
             return
         delay_s = self.delay_s + extra_s + stream.slow[side]
         if self.jitter_s:

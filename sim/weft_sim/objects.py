@@ -6,7 +6,7 @@ from weft.api.servingpool import PAGE_TOKENS
 from weft.domain.runner import RunnerSpec
 
 
-def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dict[str, Any]:
+def pool_object(namespace: str, name: str, spec: RunnerSpec, **spec_fields: Any) -> dict[str, Any]:
     """A pool whose runners are like `spec`."""
     return _object("ServingPool", namespace, name, {
         "model": {"name": "base", "uri": "file:base"},
@@ -17,13 +17,13 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
             "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxAdapters": spec.max_adapters,
             "kvPages": max(1, spec.total_pages * spec.page_tokens // PAGE_TOKENS),
         },
-        **more,
+        **spec_fields,
     })  # fmt: skip
 
 
-def adapter_object(namespace: str, name: str, pool: str, **more: Any) -> dict[str, Any]:
+def adapter_object(namespace: str, name: str, pool: str, **spec_fields: Any) -> dict[str, Any]:
     source = {"poolRef": {"namespace": namespace, "name": pool}, "source": {"uri": f"file:{name}"}, "pinned": False}
-    return _object("LoRAAdapter", namespace, name, source | more)
+    return _object("LoRAAdapter", namespace, name, source | spec_fields)
 
 
 def _object(kind: str, namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:

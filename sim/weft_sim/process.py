@@ -38,7 +38,7 @@ class Shell(Protocol):
         """Note that the process is gone, with everything but its disk."""
         ...
 
-    def after(self, process: "Process", event: object) -> None:
+    def call_after(self, process: "Process", event: object) -> None:
         """Act after a runner's machine has handled an event, and its effects are performed."""
         ...
 
@@ -121,7 +121,7 @@ class Process:
         self._waiting.clear()
         self.python.clear()
         self._resumes = None
-        for stream, side in self.network.of(self):
+        for stream, side in self.network.streams_of(self):
             stream.alive[side] = False
             self.network.break_stream(stream, "connection reset", (notice_s, notice_s))
         self.streams.clear()
@@ -131,13 +131,13 @@ class Process:
         """Stop by SIGSTOP, then SIGCONT: time goes on, nothing is handled."""
         if self._resumes is None:
             self._still_since = self.clock.now
-            self.clock.after(GIVEN_UP_S, Rank.FAULT, self._given_up, self.generation, self.clock.now)
+            self.clock.call_after(GIVEN_UP_S, Rank.FAULT, self._given_up, self.generation, self.clock.now)
         self._resumes = max(self._resumes or 0.0, self.clock.now + seconds)
         self.clock.at(self._resumes, Rank.FAULT, self._resume, self.generation)
 
-    def _given_up(self, generation: int, since: float) -> None:
-        if generation == self.generation and self._resumes is not None and self._still_since == since:
-            for stream, side in self.network.of(self):
+    def _given_up(self, generation: int, started_s: float) -> None:
+        if generation == self.generation and self._resumes is not None and self._still_since == started_s:
+            for stream, side in self.network.streams_of(self):
                 if side == 1:
                     self.network.give_up(stream)
 
@@ -192,7 +192,7 @@ class Process:
         message: Any = event.message if isinstance(event, Received) else event
         name = type(message).__name__
         items = len(message.sequences if name == "Step" else message.step.sequences) if name in PER_SEQUENCE else 0
-        cost = self.costs.of(self.kind, name, items)
+        cost = self.costs.cost_of(self.kind, name, items)
         self.busy_s += cost
         self.python.run(cost, self._served, self.generation, event, thread=isinstance(event, Received))
 
@@ -235,10 +235,10 @@ class Process:
             self.on_effects(self, event, effects)
         perform = self.shell.perform
         for effect in effects:
-            of = type(effect)
-            if of is Send:
+            kind = type(effect)
+            if kind is Send:
                 self.send(effect.peer, effect.message)
-            elif of is Close:
+            elif kind is Close:
                 if (open_stream := self.streams.pop(effect.peer, None)) is not None:
                     self.network.close(*open_stream, effect.reason)
             else:
@@ -246,7 +246,7 @@ class Process:
         if self.machine is machine:
             self._arm()
             if self.kind is Kind.RUNNER:
-                self.shell.after(self, event)
+                self.shell.call_after(self, event)
 
     def _arm(self) -> None:
         assert self.machine is not None
@@ -281,7 +281,7 @@ class Link:
 
     def closed(self) -> None:
         self.stream = None
-        self._client.clock.after(RECONNECT_S, Rank.WORK, self._again, self._client.generation)
+        self._client.clock.call_after(RECONNECT_S, Rank.WORK, self._again, self._client.generation)
 
     def _again(self, generation: int) -> None:
         if self._client.up and generation == self._client.generation and self.stream is None:

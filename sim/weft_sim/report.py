@@ -34,7 +34,7 @@ class Figures:
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(one.tokens for one in self.served) / self.seconds if self.seconds else 0.0
+        return sum(request.tokens for request in self.served) / self.seconds if self.seconds else 0.0
 
     @property
     def requests_per_s(self) -> float:
@@ -48,9 +48,9 @@ def served(requests: Iterable[ClientRequest]) -> tuple[Served, ...]:
         if request.finish in COMPLETE and request.ended_at is not None:
             first = request.first_at if request.first_at is not None else request.ended_at
             tokens = len(request.text) // 2
-            between = (request.ended_at - first) * 1e3 / (tokens - 1) if tokens > 1 else None
+            interval_ms = (request.ended_at - first) * 1e3 / (tokens - 1) if tokens > 1 else None
             ttft, e2e = (first - request.arrived) * 1e3, (request.ended_at - request.arrived) * 1e3
-            found.append(Served(ttft, between, e2e, tokens, request.namespace))
+            found.append(Served(ttft, interval_ms, e2e, tokens, request.namespace))
     return tuple(found)
 
 
@@ -75,10 +75,10 @@ def lines(figures: Figures) -> list[str]:
         return out
     out += ["", f"{'':<20} {'mean':>9} " + " ".join(f"{f'p{level * 100:g}':>9}" for level in QUANTILES)]
     for name, values in (
-        ("TTFT, ms", [one.ttft_ms for one in figures.served]),
-        ("time per token, ms", [one.tpot_ms for one in figures.served if one.tpot_ms is not None]),
+        ("TTFT, ms", [request.ttft_ms for request in figures.served]),
+        ("time per token, ms", [request.tpot_ms for request in figures.served if request.tpot_ms is not None]),
         ("TBT, ms", [1e3 * gap for gap in figures.gaps_s]),
-        ("end to end, ms", [one.e2e_ms for one in figures.served]),
+        ("end to end, ms", [request.e2e_ms for request in figures.served]),
     ):
         if values:
             row = " ".join(f"{quantile(values, level):>9.1f}" for level in QUANTILES)
@@ -101,15 +101,15 @@ def timeline(roles: Sequence[tuple[float, str]], seconds: float, width: int = 40
 
 def histogram(values: Sequence[float], width: int = 30) -> str:
     """Draw how values are spread between the least and p99, as one line of bars."""
-    least, most = min(values), quantile(values, 0.99)
-    if most <= least:
+    minimum, p99 = min(values), quantile(values, 0.99)
+    if p99 <= minimum:
         return ""
     counts = [0] * width
     for value in values:
-        counts[min(width - 1, int((value - least) / (most - least) * width))] += 1
+        counts[min(width - 1, int((value - minimum) / (p99 - minimum) * width))] += 1
     highest = max(counts)
     drawn = "".join(BARS[-(-count * (len(BARS) - 1) // highest)] for count in counts)
-    return f"{least:.0f} |{drawn}| {most:.0f}"
+    return f"{minimum:.0f} |{drawn}| {p99:.0f}"
 
 
 def bar(share: float, width: int = 30) -> str:

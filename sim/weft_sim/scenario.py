@@ -135,7 +135,7 @@ def _runner(chance: random.Random, name: str, pool: str, pages: tuple[int, int],
 def _swapping(swap: random.Random, plan: RunnerPlan, swap_page_bytes: int) -> RunnerPlan:
     """Let a runner swap: most host memories hold a sequence or two; copies are fast, or as slow as prefill."""
     page_copy_ms = plan.spec.page_tokens * swap.choice((0.01, 0.01, 0.3))
-    times = replace(StepTimes.of(plan.spec), page_copy_ms=page_copy_ms)
+    times = replace(StepTimes.of_spec(plan.spec), page_copy_ms=page_copy_ms)
     host_bytes = swap.choice((400, 3_000, 100_000))
     depth = 1 if swap_page_bytes else plan.depth  # stages swap nothing
     return replace(plan, swap_page_bytes=swap_page_bytes, host_bytes=host_bytes, times=times, depth=depth)
@@ -145,15 +145,15 @@ def _exchanging_kv(phases: random.Random, runners: tuple[RunnerPlan, ...]) -> tu
     """Let most runners take KV of others, over slow and fast links, a few with another layout, one for a phase."""
     if phases.random() < 0.3:
         return runners
-    found = list[RunnerPlan]()
+    plans = list[RunnerPlan]()
     for plan in runners:
         role = phases.choice((None, None, None, RunnerRole.PROMPT, RunnerRole.TOKEN))
         layout = "other" if phases.random() < 0.1 else f"layout {plan.spec.page_tokens}"
         address = plan.spec.address if phases.random() < 0.9 else ""
         spec = replace(plan.spec, kv_address=address, kv_layout=layout, role=role)
-        of = phases.choice((1e9, 1e5, 2e4)), phases.choice((1.0, 8.0, inf))
-        found.append(replace(plan, spec=spec, kv_bytes_per_s=of[0], layer_by_layer_tokens=of[1]))
-    return tuple(found)
+        rates = phases.choice((1e9, 1e5, 2e4)), phases.choice((1.0, 8.0, inf))
+        plans.append(replace(plan, spec=spec, kv_bytes_per_s=rates[0], layer_by_layer_tokens=rates[1]))
+    return tuple(plans)
 
 
 def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[PoolSpec, ...]:
@@ -212,7 +212,7 @@ def _requests(
 
     One tenant of three floods the others, whose requests are for the base.
     """
-    found: list[tuple[float, list[ClientRequest], int]] = []
+    groups: list[tuple[float, list[ClientRequest], int]] = []
     capacity = deployment.runners[0].spec.max_context_tokens
     openings = [[chance.randint(1, VOCABULARY) for _ in range(24)] for _ in range(2)]
     at_s, count = 0.0, chance.randint(20, 50)
@@ -231,14 +231,14 @@ def _requests(
         most_output = (
             capacity - 2 * deployment.runners[0].spec.page_tokens - len(prompt) - 1
         )  # beside an adapter in pages
-        most, draw_ = min(chance.choice((output, 60)), most_output), chance.getrandbits(24)
-        found.append(
+        max_output, draw_ = min(chance.choice((output, 60)), most_output), chance.getrandbits(24)
+        groups.append(
             (
                 at_s,
                 [
                     ClientRequest(
                         f"r{number}/{choice}" if answers > 1 else f"r{number}", f"r{number}", gateway,
-                        tenant, model, tuple(prompt), most, seed_of(draw_, len(prompt), output),
+                        tenant, model, tuple(prompt), max_output, seed_of(draw_, len(prompt), output),
                         choice, stops, trusted=not evil,
                     )
                     for choice in range(answers)
@@ -246,7 +246,7 @@ def _requests(
                 chance.choice((0, output, output // 2, 4)),
             )
         )  # fmt: skip
-    return found
+    return groups
 
 
 def _draw_priorities(chance: random.Random, requests: tuple[tuple[float, list[ClientRequest], int], ...]) -> None:
@@ -278,7 +278,7 @@ class Run:
             process.on_event = self._note
         world.on_event = self._note
         world.start()
-        clock.run(until=clock.now + WARM_S)
+        clock.run(end_s=clock.now + WARM_S)
         begin = clock.now
         for at_s, answers, p90 in self.plan.requests:
             predicted = Prediction("", p90 // 2, p90, "drawn", p90 // 4, 2 * p90)
@@ -288,13 +288,13 @@ class Run:
         for fault in self.plan.faults:
             clock.at(begin + fault.at_s, Rank.FAULT, self._strike, fault)
         last = max([at_s for at_s, *_ in self.plan.requests] + [SPAN_S], default=SPAN_S)
-        clock.run(until=begin + last + 4.0)
-        clock.after(0.0, Rank.LAW, self._settle)
-        clock.run(until=clock.now + SETTLE_S)
+        clock.run(end_s=begin + last + 4.0)
+        clock.call_after(0.0, Rank.LAW, self._settle)
+        clock.run(end_s=clock.now + SETTLE_S)
         if unfinished := laws.unfinished():
             raise LawBroken(f"{SETTLE_S:g} s after the faults {', '.join(unfinished)} have no end")
-        clock.run(until=clock.now + QUIET_S)
-        deleted = any(fault.what is What.DELETE for fault in self.plan.faults)
+        clock.run(end_s=clock.now + QUIET_S)
+        deleted = any(fault.kind is What.DELETE for fault in self.plan.faults)
         allowed = FAILURES | {"model_not_found"} if deleted else FAILURES
         laws.settled([process.peer for process in world.serving()], allowed)
         for process in world.serving():
@@ -308,14 +308,14 @@ class Run:
     def _settle(self) -> None:
         """Stop the clock once every request has its end; look again later where one has none."""
         if self.world.laws.unfinished():
-            self.world.clock.after(SETTLED_EVERY_S, Rank.LAW, self._settle)
+            self.world.clock.call_after(SETTLED_EVERY_S, Rank.LAW, self._settle)
         else:
             self.world.clock.stop()
 
     @property
     def story(self) -> tuple[str, ...]:
         """The latest events."""
-        return tuple(f"{at_s:.6f} {who}: {_short(what)}" for at_s, who, what in self._happened)
+        return tuple(f"{at_s:.6f} {actor}: {_short(event)}" for at_s, actor, event in self._happened)
 
     def write(self, path: Path) -> None:
         assert self.timeline is not None, "a run without a timeline"
@@ -325,22 +325,22 @@ class Run:
 
     def _strike(self, fault: Fault) -> None:
         world, clock = self.world, self.world.clock
-        if fault.target not in world.processes or (fault.other and fault.other not in world.processes):
+        if fault.target not in world.processes or (fault.second and fault.second not in world.processes):
             return  # a runner that the operator has not started
         process, seconds = world.processes[fault.target], fault.seconds
         self._happened.append((clock.now, "fault", fault))
         if self.timeline is not None:
             self.timeline.instant(fault.target, str(fault), clock.now)
         shell = process.shell
-        match fault.what:
+        match fault.kind:
             case What.CRASH | What.POWER:
-                process.crash(0.0 if fault.what is What.CRASH else min(seconds, 2.0))
-                clock.after(seconds, Rank.FAULT, self._restart, process)
+                process.crash(0.0 if fault.kind is What.CRASH else min(seconds, 2.0))
+                clock.call_after(seconds, Rank.FAULT, self._restart, process)
             case What.TERMINATE if isinstance(shell, RunnerShell) and process.up:
                 process.post(Drain(True, MIGRATE_S))
-                clock.after(DRAINED_S, Rank.FAULT, self._end_drained, process, process.generation, seconds)
+                clock.call_after(DRAINED_S, Rank.FAULT, self._end_drained, process, process.generation, seconds)
             case What.BREAK:
-                for stream, _ in world.network.of(process):
+                for stream, _ in world.network.streams_of(process):
                     notices = (self._chance.uniform(0.0, seconds), self._chance.uniform(0.0, seconds))
                     world.network.break_stream(stream, notice_s=notices)
             case What.PAUSE:
@@ -354,19 +354,19 @@ class Run:
                 shell.slow_until = clock.now + seconds
             case What.DELAY:
                 self._slow_streams(process, seconds / 10)
-                clock.after(seconds, Rank.FAULT, self._slow_streams, process, 0.0)
+                clock.call_after(seconds, Rank.FAULT, self._slow_streams, process, 0.0)
             case What.PARTITION:
-                hosts = (process.host_name, world.processes[fault.other].host_name)
+                hosts = (process.host_name, world.processes[fault.second].host_name)
                 if hosts[0] != hosts[1]:
                     world.network.partition(hosts)
-                    clock.after(seconds, Rank.FAULT, world.network.heal, hosts)
+                    clock.call_after(seconds, Rank.FAULT, world.network.heal, hosts)
             case What.DUPLICATE:
                 world.network.duplicate = 0.2
-                clock.after(seconds, Rank.FAULT, setattr, world.network, "duplicate", 0.0)
+                clock.call_after(seconds, Rank.FAULT, setattr, world.network, "duplicate", 0.0)
             case What.REORDER:
                 jitter_s = self.plan.deployment.jitter_s
                 world.network.jitter_s = jitter_s + seconds / 5
-                clock.after(seconds, Rank.FAULT, setattr, world.network, "jitter_s", jitter_s)
+                clock.call_after(seconds, Rank.FAULT, setattr, world.network, "jitter_s", jitter_s)
             case What.LOAD if isinstance(shell, RunnerShell):
                 shell.failing_until = clock.now + seconds
             case What.DISK if isinstance(shell, RunnerShell | SupervisorShell):
@@ -374,9 +374,9 @@ class Run:
             case What.DELETE if self.plan.deployment.adapters:
                 adapter = self._chance.choice(self.plan.deployment.adapters)
                 process.post(RegistryChange(False, removed_adapters=(adapter.uid,)))
-                clock.after(seconds, Rank.FAULT, process.post, RegistryChange(False, adapters=(adapter,)))
+                clock.call_after(seconds, Rank.FAULT, process.post, RegistryChange(False, adapters=(adapter,)))
             case What.LIE:
-                clock.after(seconds, Rank.FAULT, self._honest, fault.target)
+                clock.call_after(seconds, Rank.FAULT, self._honest, fault.target)
             case _:
                 pass
 
@@ -391,18 +391,18 @@ class Run:
             return
         pool, clock = process.shell.machine.pool, self.world.clock
         if pool.sequences or not pool.drain.on:
-            clock.after(DRAINED_S, Rank.FAULT, self._end_drained, process, generation, seconds)
+            clock.call_after(DRAINED_S, Rank.FAULT, self._end_drained, process, generation, seconds)
             return
         process.crash()
-        clock.after(seconds, Rank.FAULT, self._restart, process)
+        clock.call_after(seconds, Rank.FAULT, self._restart, process)
 
     def _slow_streams(self, process: Process, seconds: float) -> None:
-        for stream, _ in self.world.network.of(process):
+        for stream, _ in self.world.network.streams_of(process):
             stream.slow = [seconds, seconds]
 
     def _liars_of_plan(self) -> bool:
         for fault in self.plan.faults:
-            if fault.what is What.LIE:
+            if fault.kind is What.LIE:
                 peer = self.world.processes[fault.target].peer
                 self._liars[fault.target] = Liar(peer, random_of(self.plan.seed, "liar"), 0.05)
         return bool(self._liars)

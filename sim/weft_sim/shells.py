@@ -105,7 +105,7 @@ class BaseShell:
     def intercept(self, process: Process, event: object) -> bool:
         return False
 
-    def after(self, process: Process, event: object) -> None: ...
+    def call_after(self, process: Process, event: object) -> None: ...
 
 
 class RegistryShell(BaseShell):
@@ -233,7 +233,7 @@ class KvArrivals:
                 device.write(self._pages[index - self._first], block)
         return True
 
-    def whole(self, in_kv: int, page_tokens: int) -> bool:
+    def is_complete(self, in_kv: int, page_tokens: int) -> bool:
         """True where every page of `in_kv` tokens is there."""
         return self._written >= set(range(self._first, -(-in_kv // page_tokens)))
 
@@ -243,7 +243,7 @@ class RunnerShell(BaseShell):
 
     def __init__(self, world: "World", plan: RunnerPlan) -> None:
         self._world, self.plan, self.spec = world, plan, plan.spec
-        self.times = plan.times or StepTimes.of(plan.spec)
+        self.times = plan.times or StepTimes.of_spec(plan.spec)
         self.slow_until = self.failing_until = self.full_until = 0.0
         self.busy_s = self.model_s = self._ended_at = 0.0  # with and without what slows it on its host
         self.steps = self.rows = self.prompt_tokens = self.swaps = self.accepted = 0
@@ -279,7 +279,7 @@ class RunnerShell(BaseShell):
         chance = random_of(self._world.seed, "drafts", process.peer.name)
         search = MeasuredSearch(lambda: self.machine.pool.sequences.values(), self._next_tokens, chance)
         self.machine = Runner(limits, self.times.model, search if self.plan.drafts else None)
-        self._world.clock.after(
+        self._world.clock.call_after(
             0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(tuple(self.on_disk))
         )
         return self.machine
@@ -302,7 +302,7 @@ class RunnerShell(BaseShell):
             return True
         if isinstance(message, KvComplete):
             awaited = self._awaited.pop((peer, message.request_id, message.epoch), None)
-            if awaited is not None and not awaited.whole(message.in_kv, self.spec.page_tokens):
+            if awaited is not None and not awaited.is_complete(message.in_kv, self.spec.page_tokens):
                 self._refuse(process, peer, f"{message.request_id} is complete without all its pages")
                 return True
         return False
@@ -314,7 +314,7 @@ class RunnerShell(BaseShell):
             self._world.network.close(*open_stream, reason)
         process.post(Closed(peer, reason))
 
-    def after(self, process: Process, event: object) -> None:
+    def call_after(self, process: Process, event: object) -> None:
         """Offer the executor's free places for as long as steps come of it."""
         if isinstance(event, rn.StepDone):
             self._in_flight -= 1
@@ -325,9 +325,9 @@ class RunnerShell(BaseShell):
         self._offering = True
         try:
             while process.machine is self.machine and self._in_flight < self.plan.depth and self.machine.pool.sequences:
-                before = self._in_flight
-                process.handle(rn.StepSlot(self.plan.depth, self.plan.depth - before))
-                if self._in_flight == before:
+                in_flight = self._in_flight
+                process.handle(rn.StepSlot(self.plan.depth, self.plan.depth - in_flight))
+                if self._in_flight == in_flight:
                     return
         finally:
             self._offering = False
@@ -385,7 +385,9 @@ class RunnerShell(BaseShell):
         runner = world.runners.get(effect.address)
         if runner is None:
             nowhere = Closed(effect.peer, f"{effect.address} is no address")
-            world.clock.after(world.deployment.delay_s, Rank.DELIVERY, process.post_at, process.generation, nowhere)
+            world.clock.call_after(
+                world.deployment.delay_s, Rank.DELIVERY, process.post_at, process.generation, nowhere
+            )
             return
         stream = world.network.connect(process, runner, effect.hello, effect.peer)
         process.streams[effect.peer] = (stream, 0)
@@ -414,7 +416,7 @@ class RunnerShell(BaseShell):
         if self.plan.threads:
             process.host.run(seconds, 1, *copied)
         else:
-            clock.after(seconds, Rank.WORK, *copied)
+            clock.call_after(seconds, Rank.WORK, *copied)
 
     def _swapped(
         self, process: Process, generation: int, order: rn.SwapOut | rn.SwapIn, began: float
@@ -601,14 +603,14 @@ class GatewayShell(BaseShell):
                 runner = world.runners.get(effect.address)
                 if runner is None:
                     nowhere = Closed(effect.peer, f"{effect.address} is no address")
-                    world.clock.after(
+                    world.clock.call_after(
                         world.deployment.delay_s, Rank.DELIVERY, process.post_at, process.generation, nowhere
                     )
                     return
                 stream = world.network.connect(process, runner, effect.hello, effect.peer)
                 process.streams[effect.peer] = (stream, 0)  # what is sent from now on follows the hello
             case gw.CheckSession():
-                world.clock.after(
+                world.clock.call_after(
                     2 * world.deployment.delay_s, Rank.DELIVERY, self._check, process, process.generation, effect.peer
                 )
             case gw.Proceed() | gw.Refuse():
@@ -620,7 +622,7 @@ class GatewayShell(BaseShell):
                     if digest not in self._tokenizers:
                         self._tokenizers.add(digest)
                         ready = gw.TokenizerChanged(digest, gw.TokenizerState.READY)
-                        world.clock.after(TOKENIZER_S, Rank.WORK, process.post_at, process.generation, ready)
+                        world.clock.call_after(TOKENIZER_S, Rank.WORK, process.post_at, process.generation, ready)
             case gw.RequestFailed():
                 raise LawBroken(f"{process.name}: a bug ends {effect.request_id}: {effect.error!r}") from effect.error
             case gw.PeerViolation():
@@ -638,7 +640,7 @@ class GatewayShell(BaseShell):
         if self._world.network.reaches(stream):
             process.post(gw.SessionAlive(peer))
         else:
-            self._world.clock.after(CHECK_S, Rank.FAULT, self._world.network.give_up, stream)
+            self._world.clock.call_after(CHECK_S, Rank.FAULT, self._world.network.give_up, stream)
 
     def _answered(self, process: Process, step: gw.Proceed | gw.Refuse | gw.RequestHeld) -> None:
         """Authenticate and parse, then tokenise: the shell's part, which takes no time of its own here."""
@@ -652,13 +654,13 @@ class GatewayShell(BaseShell):
         answers = self._clients[request_id]
         first = answers[0]
         if not first.resolved:
-            found = self.machine.routes.find(first.model_name, Principal(first.namespace))
-            if found is None:
+            located = self.machine.routes.find(first.model_name, Principal(first.namespace))
+            if located is None:
                 self._over(request_id, "failed", "model_not_found")
                 process.post(gw.ClientGone(request_id))
                 return
-            first.resolved, first.route = True, found[0]
-            pool, n = found[1].name, len(answers)
+            first.resolved, first.route = True, located[0]
+            pool, n = located[1].name, len(answers)
             resolved = self.machine.admission.resolve(request_id, pool, n, first.priority, process.now)
             self._answered(process, resolved)
             return
@@ -685,12 +687,14 @@ class GatewayShell(BaseShell):
                 self._answered(process, self.machine.admission.arrive(request_id, priority, process.now))
                 return True
             case gw.ClientGone(request_id) if request_id in self._clients:
-                self._world.clock.after(0.0, Rank.WORK, self._gone, process, process.generation, request_id)
+                self._world.clock.call_after(
+                    0.0, Rank.WORK, self._on_client_gone, process, process.generation, request_id
+                )
             case _:
                 pass
         return False
 
-    def _gone(self, process: Process, generation: int, request_id: str) -> None:
+    def _on_client_gone(self, process: Process, generation: int, request_id: str) -> None:
         """Let a client go that the machine has handled as left: what it did not submit ends without a trace."""
         if generation == process.generation and request_id in self._clients:
             self._over(request_id, "cancelled", "")

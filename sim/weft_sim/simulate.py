@@ -84,14 +84,14 @@ class PoolDescription:
             if isinstance(value, int | float) and value < 0:
                 raise BadPool(f"{field.name} is {value}")
         for name in ("queue", "reservation", "consolidation", "phases", "batching"):
-            known = POLICIES.get(name, [of.value for of in Batching])
-            if (value := getattr(self, name)) not in known:
-                raise BadPool(f"{name} {value!r} is none of {', '.join(known)}")
+            names = POLICIES.get(name, [batching.value for batching in Batching])
+            if (value := getattr(self, name)) not in names:
+                raise BadPool(f"{name} {value!r} is none of {', '.join(names)}")
 
 
 def pool_of(path: Path | None, changes: Sequence[str] = ()) -> PoolDescription:
     """The description in a TOML file, with `name=value` changes. Raises BadPool."""
-    known = {field.name: field for field in fields(PoolDescription)}
+    field_names = {field.name: field for field in fields(PoolDescription)}
     values: dict[str, Any] = {}
     try:
         if path is not None:
@@ -100,9 +100,9 @@ def pool_of(path: Path | None, changes: Sequence[str] = ()) -> PoolDescription:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadPool(str(error)) from error
     for name, value in values.items():
-        if name not in known:
-            raise BadPool(f"{name!r} is unknown; there are: {', '.join(known)}")
-        default = known[name].default
+        if name not in field_names:
+            raise BadPool(f"{name!r} is unknown; there are: {', '.join(field_names)}")
+        default = field_names[name].default
         if isinstance(value, bool) != isinstance(default, bool) or not isinstance(value, int | float | str):
             raise BadPool(f"{name} cannot be {value!r}")
         if isinstance(default, str) != isinstance(value, str) or (isinstance(default, int) and value != int(value)):
@@ -220,12 +220,12 @@ def simulate(
         attach(world)
     world.start()
     clock = world.clock
-    clock.run(until=clock.now + WARM_S)
+    clock.run(end_s=clock.now + WARM_S)
     begin = clock.now
     drawn = adapter_draw(pool.popularity, pool.adapters, random_of(seed, "adapters"))
     adapters = islice(drawn, len(arrivals))
-    for number, (arrival, other) in enumerate(zip(arrivals, adapters, strict=True)):
-        clock.at(begin + arrival.at_s, Rank.ARRIVAL, _arrive, world, pool, number, arrival, other)
+    for number, (arrival, adapter) in enumerate(zip(arrivals, adapters, strict=True)):
+        clock.at(begin + arrival.at_s, Rank.ARRIVAL, _arrive, world, pool, number, arrival, adapter)
     left = {str(number) for number in range(len(arrivals))}
 
     def ended(request: ClientRequest) -> None:
@@ -236,7 +236,7 @@ def simulate(
     world.on_end = ended
     last = arrivals[-1].at_s if arrivals else 0.0
     if arrivals:
-        clock.run(until=begin + last + DRAIN_S)
+        clock.run(end_s=begin + last + DRAIN_S)
     seconds = clock.now - begin
     failures = Counter(request.error or request.finish for request in world.clients.values() if request.error)
     shells = [(name, p.shell) for name, p in world.runners.items() if isinstance(p.shell, RunnerShell)]
@@ -261,11 +261,11 @@ def _arrive(world: World, pool: PoolDescription, number: int, arrival: TraceArri
     digest = f"sha256:{adapter}" if adapter >= 0 else ""
     tokens = arrival.output_tokens
     if arrival.stops or arrival.max_tokens > tokens:
-        most, seed = max(tokens + 1, arrival.max_tokens), seed_of(number, len(prompt), tokens)
+        max_tokens, seed = max(tokens + 1, arrival.max_tokens), seed_of(number, len(prompt), tokens)
     else:
-        most, seed = tokens, number << 40
+        max_tokens, seed = tokens, number << 40
     request = ClientRequest(
         f"{number}", f"{number}", f"gateway-{number % pool.gateways}", arrival.tenant,
-        f"default/a{adapter}" if digest else "base", prompt, most, seed,
+        f"default/a{adapter}" if digest else "base", prompt, max_tokens, seed,
     )  # fmt: skip
     world.submit(request.id, [request], arrival.predicted)

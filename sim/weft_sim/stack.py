@@ -137,7 +137,7 @@ class World:
         if not answers or not (gateway := self.processes[answers[0].gateway]).up:
             return
         for answer in answers:
-            answer.gone = True
+            answer.is_gone = True
         gateway.post(gw.ClientGone(request_id))
 
     @property

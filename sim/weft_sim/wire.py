@@ -52,8 +52,8 @@ class _PredictAnswer:
 
     def decode(self, envelope: predictor_pb2.PredictResponse) -> Prediction:
         """Decode an answer. Raises PeerError."""
-        asked = [PredictItem(item.request_id, "", "", "", 0, 0) for item in envelope.items]
-        return predictions(asked, envelope)[0]
+        items = [PredictItem(item.request_id, "", "", "", 0, 0) for item in envelope.items]
+        return predictions(items, envelope)[0]
 
 
 class _Observe:

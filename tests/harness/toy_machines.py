@@ -90,14 +90,14 @@ class Town:
     def start(self) -> None:
         self.right.start()
         self.left.start()
-        self.clock.run(until=self.clock.now + 0.1)
+        self.clock.run(end_s=self.clock.now + 0.1)
 
     def send(self, process: Process, message: object) -> None:
         (stream,) = process.streams.values()
         self.network.send(*stream, message)
 
     def run(self, seconds: float) -> None:
-        self.clock.run(until=self.clock.now + seconds)
+        self.clock.run(end_s=self.clock.now + seconds)
 
     def messages(self, name: str) -> list[Any]:
         return [e.message for _, who, e in self.log if who.startswith(name) and isinstance(e, Received)]

@@ -41,7 +41,7 @@ def sizes(world: World, seconds: float, count: int) -> list[int]:
         at_s = begin + (number - first) / count
         clock.at(at_s, Rank.ARRIVAL, world.submit, request.id, [request])
     for second in range(int(seconds)):
-        clock.run(until=begin + second + 1.0)
+        clock.run(end_s=begin + second + 1.0)
         found.append(sum(runner.up for runner in world.runners.values()))
     return found
 
@@ -83,7 +83,7 @@ def test_a_restart_of_the_control_plane_neither_starts_nor_ends_a_runner(victim:
     before = {name: runner.generation for name, runner in world.runners.items() if runner.up}
     assert len(before) == 2
     world.processes[victim].crash()
-    world.clock.run(until=world.clock.now + 1.0)
+    world.clock.run(end_s=world.clock.now + 1.0)
     world.processes[victim].start()
     assert set(sizes(world, 20, 8)) == {2}
     assert {name: runner.generation for name, runner in world.runners.items() if runner.up} == before

@@ -63,7 +63,7 @@ def test_scenarios_differ_and_every_kind_of_fault_occurs() -> None:
         "delete", "lie", "reorder", "terminate",
     }  # fmt: skip
     for seeds in (range(60), DRAWN):
-        assert {fault.what.value for seed in seeds for fault in plans[seed].faults} == kinds
+        assert {fault.kind.value for seed in seeds for fault in plans[seed].faults} == kinds
     assert any(not plan.faults for plan in plans)
 
 
@@ -92,24 +92,24 @@ def test_a_restart_of_the_scheduler_in_full_flight_migrates_nothing_and_keeps_th
     world = World(replace(deployment, runners=(runner,)), seed=0)
     clock = world.clock
     world.start()
-    clock.run(until=clock.now + 1.0)
+    clock.run(end_s=clock.now + 1.0)
     for number in range(20):
         request = ClientRequest(
             f"r{number}", f"r{number}", "gateway-0", "acme", "base", (number + 1, 2, 3), 40, 1 << 40
         )
         clock.at(clock.now + number / 100, Rank.ARRIVAL, world.submit, request.id, [request])
-    clock.run(until=clock.now + 0.5)
+    clock.run(end_s=clock.now + 0.5)
     before = _places(world)
     assert before[0]
     assert before[1]
     world.scheduler.crash()
-    clock.run(until=clock.now + 0.01)
+    clock.run(end_s=clock.now + 0.01)
     world.scheduler.start()
-    clock.run(until=clock.now + 0.4)
+    clock.run(end_s=clock.now + 0.4)
     after = _places(world)
     assert {r: after[0][r] for r in before[0] if r in after[0]} == {r: e for r, e in before[0].items() if r in after[0]}
     assert [r for r in before[1] if r in after[1]] == after[1]
-    clock.run(until=clock.now + 30.0)
+    clock.run(end_s=clock.now + 30.0)
     assert not world.laws.unfinished()
     assert all(request.finish == "length" for request in world.clients.values())
 

@@ -41,21 +41,21 @@ def test_one_adapter_more_at_a_thousand_runners_touches_only_those_that_need_it(
             gateway_bytes += len(data)
 
     world.start()
-    clock.run(until=clock.now + 3.0)
+    clock.run(end_s=clock.now + 3.0)
     assert world.scheduler.machine is not None
     world.network.on_delivery = delivered
 
     def declare(one: AdapterSpec) -> None:
         received.clear()
         world.registry.post(RegistryChange(False, adapters=(one,)))
-        clock.run(until=clock.now + 2.0)
+        clock.run(end_s=clock.now + 2.0)
 
     declare(adapter("on-demand"))
     assert not received, "no byte to a runner"
     assert 0 < gateway_bytes < 1000
     request = ClientRequest("r", "r", "gateway-0", "default", "default/on-demand", (1, 2, 3), 8, 1 << 40)
     clock.at(clock.now, Rank.ARRIVAL, world.submit, request.id, [request])
-    clock.run(until=clock.now + 2.0)
+    clock.run(end_s=clock.now + 2.0)
     assert request.finish == "length"
     assert len(received) == 1, "the runner that computes it"
     declare(adapter("on-disk", Tier.DISK))

@@ -30,7 +30,7 @@ def test_answers_are_those_without_drafts_whatever_is_killed_moved_and_swapped(
     def run() -> tuple[World, dict[str, str]]:
         one = Run(seed)
         one.run()
-        assert any(struck.what is fault and struck.target.startswith("runner") for struck in one.plan.faults)
+        assert any(struck.kind is fault and struck.target.startswith("runner") for struck in one.plan.faults)
         assert sum(shell.swaps for shell in shells(one.world))
         begun = [request_id for request_id, _, kv in one.world.laws.starts if not kv]
         assert len(begun) > len(set(begun))  # some have moved

@@ -46,7 +46,7 @@ def test_a_step_takes_what_the_profile_measured() -> None:
         RunnerId("u", "i"), "", "", 16, 64, 8, 4, 64, 1024,
         best_batch=5, step_ms_1=10.0, step_ms_best=14.0, prefill_tokens_per_s=1000.0,
     )  # fmt: skip
-    times = StepTimes.of(spec)
+    times = StepTimes.of_spec(spec)
     assert times.seconds(1, 0) == 0.010
     assert times.seconds(5, 0) == 0.014
     assert times.seconds(0, 100) == 0.109

@@ -56,7 +56,7 @@ def test_a_lane_does_one_thing_after_the_other() -> None:
 
     for name in ("a", "b", "c"):
         lane.run(1.0, done, name)
-    clock.run(until=1.5)
+    clock.run(end_s=1.5)
     lane.clear()
     clock.run()
     assert log == [(1.0, "a"), (2.0, "b")]

@@ -19,18 +19,18 @@ def test_a_runner_that_its_supervisor_alone_does_not_reach_serves_on() -> None:
         for n in range(60)
     ]
     world.start()
-    clock.run(until=clock.now + 3.0)
+    clock.run(end_s=clock.now + 3.0)
     hosts = ("elsewhere", runner.host_name)
     world.network.partition(hosts)
     first_s, leases = clock.now, world.supervisor.machine
     for number, request in enumerate(requests):
         clock.at(first_s + 0.2 * number, Rank.ARRIVAL, world.submit, request.id, [request])
-    clock.run(until=first_s + 15.0)
+    clock.run(end_s=first_s + 15.0)
     assert leases is not None
     assert not leases.live(), "its lease ran out"
     assert [request.finish for request in requests] == ["length"] * len(requests)
     waited_s = [request.first_at - request.arrived for request in requests if request.first_at is not None]
     assert max(waited_s) < 0.5, "nobody waits for the supervisor"
     world.network.heal(hosts)
-    clock.run(until=clock.now + 3.0)
+    clock.run(end_s=clock.now + 3.0)
     assert [book.spec.runner for book in leases.live()] == [runner.shell.spec.runner]

@@ -49,7 +49,7 @@ def test_a_scale_in_moves_answers_with_their_kv(phases: str, left: int) -> None:
     def attach(world: World) -> None:
         worlds.append(world)
         registry = world.processes["registry"]
-        world.clock.after(12.0, Rank.ARRIVAL, registry.post, fewer)
+        world.clock.call_after(12.0, Rank.ARRIVAL, registry.post, fewer)
 
     arrivals = [TraceArrival(0.3 * number, 120, 400) for number in range(20)]
     figures = simulate(pool, arrivals, check=True, deployment=deployment, attach=attach).figures
@@ -66,16 +66,16 @@ def test_a_runner_that_gets_sigterm_is_emptied_with_kv_before_it_ends() -> None:
         worlds.append(world)
         runner = next(iter(world.runners.values()))
         struck_at.append(world.clock.now + 12.0)
-        world.clock.after(12.0, Rank.ARRIVAL, runner.post, Drain(True, MIGRATE_S))
+        world.clock.call_after(12.0, Rank.ARRIVAL, runner.post, Drain(True, MIGRATE_S))
 
         def look() -> None:
             assert isinstance(runner.shell, RunnerShell)
             if runner.shell.machine.pool.sequences:
-                world.clock.after(0.05, Rank.ARRIVAL, look)
+                world.clock.call_after(0.05, Rank.ARRIVAL, look)
             else:
                 left_at.append(world.clock.now)
 
-        world.clock.after(12.01, Rank.ARRIVAL, look)
+        world.clock.call_after(12.01, Rank.ARRIVAL, look)
 
     arrivals = [TraceArrival(0.3 * number, 120, 400) for number in range(20)]
     figures = simulate(POOL, arrivals, check=True, attach=attach).figures
@@ -105,7 +105,7 @@ def test_a_runner_of_a_split_pool_is_emptied_as_fast_as_its_kv_moves(
 
     def attach(world: World) -> None:
         registry = world.processes["registry"]
-        world.clock.after(40.0, Rank.ARRIVAL, registry.post, fewer)
+        world.clock.call_after(40.0, Rank.ARRIVAL, registry.post, fewer)
 
         def look() -> None:
             machine = world.scheduler.machine
@@ -120,9 +120,9 @@ def test_a_runner_of_a_split_pool_is_emptied_as_fast_as_its_kv_moves(
                 if not working[uuid]:
                     idle.setdefault(uuid, world.clock.now)
             if len(idle) < 5:
-                world.clock.after(0.1, Rank.WORK, look)
+                world.clock.call_after(0.1, Rank.WORK, look)
 
-        world.clock.after(39.0, Rank.WORK, look)
+        world.clock.call_after(39.0, Rank.WORK, look)
 
     arrivals = [TraceArrival(0.5 * number, 800, 600) for number in range(16, 76)]
     figures = simulate(pool, arrivals, check=True, deployment=deployment, attach=attach).figures

@@ -58,7 +58,7 @@ def serve(world: World, seconds: int, per_s: float, prompt_tokens: int, answer_t
         )
         clock.at(begin + (number - first) / per_s, Rank.ARRIVAL, world.submit, request.id, [request])
     for second in range(seconds):
-        clock.run(until=begin + second + 1.0)
+        clock.run(end_s=begin + second + 1.0)
         found.append(groups(world))
     return found
 

@@ -92,15 +92,17 @@ def _find_columns(record: dict[str, Any], columns: Columns, path: Path) -> Colum
     )
 
 
-def _column(record: dict[str, Any], asked: str | None, known: Sequence[str], path: Path, flag: str) -> str:
-    found = asked if asked in record else None if asked else _first(record, known)
-    if found is None:
-        raise BadData(f"{path}: no column {asked or ' or '.join(known)} among {', '.join(record)}; name it with {flag}")
-    return found
+def _column(record: dict[str, Any], requested: str | None, candidates: Sequence[str], path: Path, flag: str) -> str:
+    name = requested if requested in record else None if requested else _first(record, candidates)
+    if name is None:
+        raise BadData(
+            f"{path}: no column {requested or ' or '.join(candidates)} among {', '.join(record)}; name it with {flag}"
+        )
+    return name
 
 
-def _first(record: dict[str, Any], known: Sequence[str]) -> str | None:
-    return next((name for name in known if name in record), None)
+def _first(record: dict[str, Any], candidates: Sequence[str]) -> str | None:
+    return next((name for name in candidates if name in record), None)
 
 
 def _row(record: dict[str, Any], columns: Columns) -> AnsweredPrompt:

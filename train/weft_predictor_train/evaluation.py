@@ -45,14 +45,14 @@ class Report:
     packings: tuple[Packing, ...]
 
 
-def evaluate(predicted: Sequence[Prediction], used: Tokens, known: Tokens, *, max_context_tokens: int) -> Report:
-    """Compare predictions with the tokens really `used` [n]; `known` [m]: the lengths that a constant is made of."""
+def evaluate(predicted: Sequence[Prediction], used: Tokens, observed: Tokens, *, max_context_tokens: int) -> Report:
+    """Compare predictions with the tokens really `used` [n]; `observed` [m]: the lengths that a constant is made of."""
     p50 = np.array([p.p50_tokens for p in predicted], dtype=np.int64)
     p90 = np.array([p.p90_tokens for p in predicted], dtype=np.int64)
     real = np.array([bucket(int(n), max_context_tokens) for n in used])
     policies = {
         f"max {max_context_tokens}": np.full_like(used, max_context_tokens),
-        "best constant": np.full_like(used, best_constant(known)),
+        "best constant": np.full_like(used, best_constant(observed)),
         "this model, p90": p90,
         "oracle": used,
     }
@@ -63,7 +63,7 @@ def evaluate(predicted: Sequence[Prediction], used: Tokens, known: Tokens, *, ma
         kendall_tau=_tau(p50, used),
         r2_log=_r2(np.log(p50), np.log(used)),
         mae_tokens=float(np.abs(p50 - used).mean()),
-        mae_constant=float(np.abs(np.median(known) - used).mean()),
+        mae_constant=float(np.abs(np.median(observed) - used).mean()),
         coverage=float(np.mean(used <= p90)),
         pinball=pinball(used, p90, TARGET),
         packings=tuple(packing(policy, reserved, used) for policy, reserved in policies.items()),
@@ -86,9 +86,9 @@ def packing(policy: str, reserved: Tokens, used: Tokens) -> Packing:
     return Packing(policy, reserved.sum() / total, overrun, final.sum() / total, doublings / len(used))
 
 
-def best_constant(known: Tokens) -> int:
-    """Find the one reservation that covers the target share of `known`: a predictor has to beat this."""
-    return int(np.quantile(known, TARGET, method="higher"))
+def best_constant(observed: Tokens) -> int:
+    """Find the one reservation that covers the target share of `observed`: a predictor has to beat this."""
+    return int(np.quantile(observed, TARGET, method="higher"))
 
 
 def pinball(used: Tokens, bound: Tokens, level: float) -> float:

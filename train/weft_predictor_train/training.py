@@ -153,8 +153,8 @@ def fit_and_calibrate(featurizer: Featurizer, rows: Sequence[AnsweredPrompt], pr
     folds = [range(i * len(rows) // FOLDS, (i + 1) * len(rows) // FOLDS) for i in range(FOLDS)]  # prompts stay together
     shared = list[float]()
     for fold in _bar("folds", folds, progress):
-        others = [i for i in range(len(rows)) if i not in fold]
-        ridge, _ = _backfit([xs[i] for i in others], [rows[i] for i in others], featurizer.dim)
+        remaining = [i for i in range(len(rows)) if i not in fold]
+        ridge, _ = _backfit([xs[i] for i in remaining], [rows[i] for i in remaining], featurizer.dim)
         shared += [ridge.predict(xs[i]) for i in fold]
     ridge, offsets = _backfit(xs, rows, featurizer.dim)
     family = featurizer.name or f"ridge-{sha256(ridge.weight.tobytes()).hexdigest()[:8]}"
@@ -169,10 +169,10 @@ def fit_and_calibrate(featurizer: Featurizer, rows: Sequence[AnsweredPrompt], pr
 def measure(model: LengthModel, parts: Split, max_context_tokens: int) -> Report:
     """Measure a model on the part kept for that. The model does not learn from it."""
     used = np.array([row.tokens for row in parts.measure], dtype=np.int64)
-    known = np.array([row.tokens for row in parts.fit], dtype=np.int64)
+    lengths = np.array([row.tokens for row in parts.fit], dtype=np.int64)
     items = [PredictItem("", row.prompt, "", row.adapter, row.prompt_tokens, 0) for row in parts.measure]
     predicted = model.predict_batch(items)
-    return evaluate(predicted, used, known, max_context_tokens=max_context_tokens)
+    return evaluate(predicted, used, lengths, max_context_tokens=max_context_tokens)
 
 
 def promote(

@@ -38,5 +38,5 @@ def tokenizer_of(prompts: Sequence[str]) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def _commonest(counts: Counter[str], most: int) -> list[str]:
-    return sorted(counts, key=lambda text: (-counts[text], text))[:most]
+def _commonest(counts: Counter[str], max_words: int) -> list[str]:
+    return sorted(counts, key=lambda text: (-counts[text], text))[:max_words]

@@ -84,7 +84,7 @@ def convert(obj: Fields) -> Conversion:
         return Conversion(obj, ())
     spec, lost = cast("dict[str, Any]", spec), list[str]()
     for path, removed in GONE.items():
-        spec, value = _taken(spec, *path.split("."))
+        spec, value = _part_of(spec, *path.split("."))
         if value not in (None, removed.default):
             lost.append(f"spec.{path}: {value!r} has no successor: {removed.advice}")
     return Conversion({**obj, "spec": _in_place(spec) if obj.get("kind") == "ServingPool" else spec}, tuple(lost))
@@ -102,13 +102,13 @@ def with_defaults(obj: Fields) -> dict[str, Any]:
 
 def _in_place(spec: dict[str, Any]) -> dict[str, Any]:
     """Move each field of a pool's spec to its current path. A value already at the path wins."""
-    spec, mode = _taken(spec, "offload", "mode")
+    spec, mode = _part_of(spec, "offload", "mode")
     if mode in ("Off", False):  # YAML's Off is a truth value
-        spec, _ = _taken(spec, "offload")
+        spec, _ = _part_of(spec, "offload")
     for path, place in PLACES.items():
-        spec, value = _taken(spec, *path.split("."))
+        spec, value = _part_of(spec, *path.split("."))
         if value is not None and (path, value) != ("scheduler.tokenTimeMs", OLDER_TOKEN_TIME_MS):
-            spec = _given(spec, value, *place.split("."))
+            spec = _set_fields(spec, value, *place.split("."))
     if isinstance(allowed := spec.get("allowedNamespaces"), dict):
         spec = {**spec, "allowedNamespaces": list(_namespaces(cast("dict[str, Any]", allowed)))}
     emptied = {path.partition(".")[0] for path in PLACES}
@@ -124,7 +124,7 @@ def _namespaces(allowed: Fields) -> Iterator[str]:
         yield from allowed.get("names") or ()
 
 
-def _taken(value: Any, name: str, *below: str) -> tuple[Any, Any]:
+def _part_of(value: Any, name: str, *below: str) -> tuple[Any, Any]:
     """Remove the field at a path. Return the remaining fields, and its value or None."""
     if not isinstance(value, dict) or name not in value:
         return value, None
@@ -132,13 +132,16 @@ def _taken(value: Any, name: str, *below: str) -> tuple[Any, Any]:
     field = fields.pop(name)
     if not below:
         return fields, field
-    rest, removed_value = _taken(field, *below)
+    rest, removed_value = _part_of(field, *below)
     return fields | {name: rest}, removed_value
 
 
-def _given(fields: dict[str, Any], value: Any, name: str, *below: str) -> dict[str, Any]:
+def _set_fields(fields: dict[str, Any], value: Any, name: str, *below: str) -> dict[str, Any]:
     """Set the field at a path unless it is set already."""
     if not below:
         return {**fields, name: fields.get(name, value)}
     inner = fields.get(name)
-    return {**fields, name: _given(cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}, value, *below)}
+    return {
+        **fields,
+        name: _set_fields(cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}, value, *below),
+    }

@@ -81,7 +81,7 @@ def load_documents(paths: Iterable[str | Path]) -> list[Document]:
         if not reading.full:
             reading.file("<stdin>" if path == STDIN else str(path), path)
     reading.result()
-    return reading.found
+    return reading.documents
 
 
 def parse_object(value: object, *, namespace: str = "default") -> Object:
@@ -178,10 +178,10 @@ class _Documents(_Reading):
 
     def __init__(self) -> None:
         super().__init__("")
-        self.found = list[Document]()
+        self.documents = list[Document]()
 
     def document(self, name: str, number: int, value: object) -> None:
-        self.found.append(Document(name, number, value))
+        self.documents.append(Document(name, number, value))
 
 
 def _files(paths: list[Path], problems: list[Problem]) -> list[Path]:

@@ -97,11 +97,11 @@ def _values(field: Json) -> str:
     """Return allowed values, bounds and the default of a field."""
     parts = [", ".join(f"`{value}`" for value in field.get("enum", ()))]
     if "minimum" in field or "maximum" in field:
-        parts.append(_between(field.get("minimum"), field.get("maximum"), ""))
+        parts.append(_bounds_text(field.get("minimum"), field.get("maximum"), ""))
     for kind in ("Length", "Items", "Properties"):
         if f"max{kind}" in field:
             unit = {"Length": " characters", "Items": " entries", "Properties": " entries"}[kind]
-            parts.append(_between(field.get(f"min{kind}"), field[f"max{kind}"], unit))
+            parts.append(_bounds_text(field.get(f"min{kind}"), field[f"max{kind}"], unit))
     default = field.get("default")
     if default is not None and not isinstance(default, dict):
         parts.append(f"default `{str(default).lower() if isinstance(default, bool) else default}`")
@@ -109,7 +109,7 @@ def _values(field: Json) -> str:
     return "; ".join(_escaped(part) for part in parts if part)
 
 
-def _between(minimum: int | None, maximum: int | None, unit: str) -> str:
+def _bounds_text(minimum: int | None, maximum: int | None, unit: str) -> str:
     if minimum is None:
         return f"at most {maximum}{unit}"
     return f"at least {minimum}{unit}" if maximum is None else f"{minimum} to {maximum}{unit}"

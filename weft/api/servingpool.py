@@ -431,7 +431,7 @@ class ServingPoolSpec(ApiModel):
             "!has(self.autoscaling) || !has(self.runnerGroups) || "
             "self.runnerGroups.map(group, has(group.minRunners) ? group.minRunners : 0).sum() "
             "<= self.autoscaling.maxReplicas",
-            lambda spec: spec.autoscaling is None or _least(spec) <= spec.autoscaling.max_replicas,
+            lambda spec: spec.autoscaling is None or _minimum(spec) <= spec.autoscaling.max_replicas,
         ),
         Rule(
             "runnerGroups",
@@ -439,7 +439,7 @@ class ServingPoolSpec(ApiModel):
             "!has(self.autoscaling) || !has(self.runnerGroups) || size(self.runnerGroups) == 0 || "
             "self.runnerGroups.exists(group, !has(group.maxRunners)) || "
             "self.runnerGroups.map(group, group.maxRunners).sum() >= self.autoscaling.maxReplicas",
-            lambda spec: spec.autoscaling is None or _most(spec) >= spec.autoscaling.max_replicas,
+            lambda spec: spec.autoscaling is None or _maximum(spec) >= spec.autoscaling.max_replicas,
         ),
         unique_names("runnerGroups", lambda spec: spec.runner_groups),
         Rule(
@@ -709,7 +709,7 @@ def _within_memory(spec: ServingPoolSpec) -> bool:
     return device + amount(offload.host_bytes or 0) <= amount(limits["memory"])
 
 
-def _least(spec: Any) -> int:
+def _minimum(spec: Any) -> int:
     return sum(group.min_runners for group in spec.runner_groups or ())
 
 
@@ -718,7 +718,7 @@ def _for_both(spec: Any) -> bool:
     return phases not in ({"Prompt"}, {"Token"})
 
 
-def _most(spec: Any) -> int:
+def _maximum(spec: Any) -> int:
     groups = spec.runner_groups or ()
     unbounded = not groups or any(group.max_runners is None for group in groups)
     return MAX_POOL_RUNNERS if unbounded else sum(group.max_runners for group in groups)

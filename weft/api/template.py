@@ -93,7 +93,7 @@ class Resources(ApiModel):
             "requests may not be above limits",
             "!has(self.limits) || !has(self.requests) || self.requests.all(name, !(name in self.limits) || "
             "quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)",
-            lambda resources: _within(resources.requests or {}, resources.limits or {}),
+            lambda resources: _is_within(resources.requests or {}, resources.limits or {}),
         ),
     )
 
@@ -187,5 +187,5 @@ class RunnerGroup(ApiModel):
     phase. With Any the scheduler decides by the current requests."""
 
 
-def _within(requests: dict[str, int | str], limits: dict[str, int | str]) -> bool:
+def _is_within(requests: dict[str, int | str], limits: dict[str, int | str]) -> bool:
     return all(amount(requests[name]) <= amount(limits[name]) for name in requests.keys() & limits.keys())

@@ -116,7 +116,7 @@ class _Download:
         """Read the local manifest, or download it. The downloaded manifest is not yet visible."""
         with self._unless_damaged("manifest", self.artifact):
             return self.blobs.manifest(self.artifact)
-        with self.blobs.download(self.artifact, self._another(self.artifact)) as part:
+        with self.blobs.download(self.artifact, self._other_source(self.artifact)) as part:
             with self._unless_damaged("manifest", self.artifact):  # another process may have finished the download
                 return self.blobs.manifest(self.artifact)
             self._tries(self.artifact, lambda: self._resume(part, self.artifact, None))
@@ -131,7 +131,7 @@ class _Download:
         with contextlib.suppress(UnknownDigest, Damaged):  # many may verify at once; only the lock's holder discards
             self._verify(entry)
             return
-        with self.blobs.download(digest, self._another(digest)) as part:
+        with self.blobs.download(digest, self._other_source(digest)) as part:
             with self._unless_damaged(entry.name, digest):
                 self._verify(entry)
                 return
@@ -143,7 +143,7 @@ class _Download:
         self.blobs.verify(entry.digest, entry.size_bytes, alone=self.alone)
         self.progress.add(entry.size_bytes)
 
-    def _another(self, digest: Digest) -> Callable[[], None]:
+    def _other_source(self, digest: Digest) -> Callable[[], None]:
         """Return the function to call while another process downloads. It pauses as long as bytes arrive. It raises
         Unavailable, Stopped."""
         part, had, idle_s = self.blobs.part(digest), -1, 0.0

@@ -106,7 +106,7 @@ class _Reader:
     def sequence(self) -> _Part:
         parts: list[_Part] = []
         while self.left and self.left[-1] not in ("|", ")"):
-            parts.append(self._repeated(self._one(self.left.pop())))
+            parts.append(self._repeated(self._part(self.left.pop())))
         fixed = [part.width for part in parts if part.width is not None]
         backwards = [part.starts for part in reversed(parts)]
 
@@ -119,7 +119,7 @@ class _Reader:
 
         return _Part(starts, sum(fixed) if len(fixed) == len(parts) else None, 1 + sum(part.cost for part in parts))
 
-    def _one(self, text: str) -> _Part:
+    def _part(self, text: str) -> _Part:
         if text in ("(", "(?:", *LOOKAROUNDS):
             return self._group(text)
         if text[0] in "*+?{":

@@ -36,16 +36,16 @@ MAX_FILENAME = 1_000
 MAX_LINES_AT_ONCE = 1 << 16
 MAX_PAGE_ENTRIES = 10_000  # OpenAI's for files
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512  # OpenAI's
-Filename = Annotated[str, Bound(MAX_FILENAME, what="a filename")]
+Filename = Annotated[str, Bound(MAX_FILENAME, subject="a filename")]
 FileId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a file's id")]
 BatchId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a batch's id")]
 ResponseId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a response's id")]
 Line = Annotated[int, Bound(1 << 31, 1, "a line's number")]
-Chunk = Annotated[bytes, Bound(MAX_CHUNK_BYTES, what="a chunk's length")]
-Body = Annotated[bytes, Bound(MAX_BODY_BYTES, what="a body's length")]
-MetadataText = Annotated[str, Bound(METADATA_VALUE, what="a value of metadata")]
-MetadataKey = Annotated[str, Bound(METADATA_KEY, what="a key of metadata")]
-Metadata = Annotated[Mapping[MetadataKey, MetadataText], Bound(METADATA_PAIRS, what="the number of metadata pairs")]
+Chunk = Annotated[bytes, Bound(MAX_CHUNK_BYTES, subject="a chunk's length")]
+Body = Annotated[bytes, Bound(MAX_BODY_BYTES, subject="a body's length")]
+MetadataText = Annotated[str, Bound(METADATA_VALUE, subject="a value of metadata")]
+MetadataKey = Annotated[str, Bound(METADATA_KEY, subject="a key of metadata")]
+Metadata = Annotated[Mapping[MetadataKey, MetadataText], Bound(METADATA_PAIRS, subject="the number of metadata pairs")]
 
 
 class Purpose(Enum):
@@ -128,7 +128,7 @@ class BatchError:
     """Why a batch failed. `line` counts from 1; 0: the whole file."""
 
     code: Text
-    message: Annotated[str, Bound(MAX_DETAIL_CHARS, what="an error's message")]
+    message: Annotated[str, Bound(MAX_DETAIL_CHARS, subject="an error's message")]
     line: Any32 = 0
     param: Text = ""
 
@@ -146,7 +146,7 @@ class BatchJob:
     expires_unix_s: Any64
     output_file_id: Text = ""
     error_file_id: Text = ""
-    errors: Annotated[Sequence[BatchError], Bound(MAX_BATCH_ERRORS, what="the number of a batch's errors")] = ()
+    errors: Annotated[Sequence[BatchError], Bound(MAX_BATCH_ERRORS, subject="the number of a batch's errors")] = ()
     in_progress_unix_s: Any64 = 0
     finalizing_unix_s: Any64 = 0
     completed_unix_s: Any64 = 0
@@ -173,9 +173,9 @@ class KeptResponse:
 
     namespace: Namespace
     response_id: ResponseId
-    previous_id: Annotated[str, Bound(MAX_NAME_CHARS, what="a response's id")]
+    previous_id: Annotated[str, Bound(MAX_NAME_CHARS, subject="a response's id")]
     # The gateway's own: what was asked, what was answered.
-    body: Annotated[bytes, Bound(MAX_CONVERSATION_BYTES, what="a response's length")]
+    body: Annotated[bytes, Bound(MAX_CONVERSATION_BYTES, subject="a response's length")]
 
 
 def no_response(response_id: str) -> str:
@@ -188,7 +188,7 @@ class LinesHello:
     """First message of a gateway, and again where its room has changed: how many lines it runs at once (0: none)."""
 
     gateway_id: Annotated[str, Bound(128, 1, "a gateway's id")]
-    max_lines: Annotated[int, Bound(MAX_LINES_AT_ONCE, what="a gateway's lines at once")]
+    max_lines: Annotated[int, Bound(MAX_LINES_AT_ONCE, subject="a gateway's lines at once")]
 
 
 @dataclass(frozen=True, slots=True)

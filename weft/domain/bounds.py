@@ -23,12 +23,12 @@ MAX_RUNNERS = 1 << 20  # of a pool
 class Bound(NamedTuple):
     """The bound of a number as the contract carries it, of a text's or bytes' length, of the elements of a list or map.
 
-    `what`: for refusals; "": the field's name. `cut`: what is longer loses its end instead.
+    `subject`: for refusals; "": the field's name. `cut`: what is longer loses its end instead.
     """
 
-    most: int
-    least: int = 0
-    what: str = ""
+    maximum: int
+    minimum: int = 0
+    subject: str = ""
     cut: bool = False
 
 
@@ -44,7 +44,7 @@ Tokens = Annotated[int, Bound(MAX_REQUEST_TOKENS)]
 Pages = Annotated[int, Bound(MAX_PAGES)]
 Capacity = Annotated[int, Bound(MAX_CAPACITY)]
 SomeCapacity = Annotated[int, Bound(MAX_CAPACITY, 1)]
-Rank = Annotated[int, Bound(MAX_RANK, what="an adapter's rank")]
+Rank = Annotated[int, Bound(MAX_RANK, subject="an adapter's rank")]
 Migrations = Annotated[int, Bound(MAX_MIGRATIONS)]
 Runners = Annotated[int, Bound(MAX_RUNNERS)]
 Milliseconds = Annotated[int, Bound(MAX_WAITED_MS)]
@@ -54,11 +54,11 @@ Text = Annotated[str, Bound(MAX_NAME_CHARS)]
 Name = Annotated[str, Bound(MAX_NAME_CHARS, 1)]  # not empty
 Detail = Annotated[str, Bound(MAX_DETAIL_CHARS, cut=True)]
 RequestId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a request id")]
-PoolName = Annotated[str, Bound(MAX_NAME_CHARS, what="a pool's name")]
-Namespace = Annotated[str, Bound(MAX_NAME_CHARS, what="a namespace")]
-ModelName = Annotated[str, Bound(MAX_MODEL_CHARS, what="a model's name")]
-Digest = Annotated[str, Bound(MAX_NAME_CHARS, what="an adapter's digest")]  # "": of the base
+PoolName = Annotated[str, Bound(MAX_NAME_CHARS, subject="a pool's name")]
+Namespace = Annotated[str, Bound(MAX_NAME_CHARS, subject="a namespace")]
+ModelName = Annotated[str, Bound(MAX_MODEL_CHARS, subject="a model's name")]
+Digest = Annotated[str, Bound(MAX_NAME_CHARS, subject="an adapter's digest")]  # "": of the base
 SomeDigest = Annotated[str, Bound(MAX_NAME_CHARS, 1, "an adapter's digest")]
-Trace = Annotated[str, Bound(MAX_NAME_CHARS, what="a trace context")]  # W3C's; "": not sampled
-Numerics = Annotated[str, Bound(MAX_DETAIL_CHARS, what="a numerics class")]
-EosTokens = Annotated[tuple[Any32, ...], Bound(16, what="the number of ends of sequence")]
+Trace = Annotated[str, Bound(MAX_NAME_CHARS, subject="a trace context")]  # W3C's; "": not sampled
+Numerics = Annotated[str, Bound(MAX_DETAIL_CHARS, subject="a numerics class")]
+EosTokens = Annotated[tuple[Any32, ...], Bound(16, subject="the number of ends of sequence")]

@@ -56,5 +56,5 @@ class FleetRunner:
 class FleetReport:
     """The runners by pool and name, at most MAX_LISTED_RUNNERS."""
 
-    runners: Annotated[tuple[FleetRunner, ...], Bound(MAX_LISTED_RUNNERS, what="the number of runners")] = ()
+    runners: Annotated[tuple[FleetRunner, ...], Bound(MAX_LISTED_RUNNERS, subject="the number of runners")] = ()
     left_out: Any32 = 0

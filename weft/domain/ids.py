@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from weft.domain.bounds import Any64, Bound
 
 MAX_TERM = 2**32 - 1  # a term is the upper half of 64-bit versions
-Term = Annotated[int, Bound(MAX_TERM - 1, what="a term")]  # there has to be one above every term that a peer names
+Term = Annotated[int, Bound(MAX_TERM - 1, subject="a term")]  # there has to be one above every term that a peer names
 BASE = ""  # the adapter digest of a request for the base model itself
 
 

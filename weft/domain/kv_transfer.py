@@ -33,7 +33,7 @@ class KvReady:
     runner: RunnerId
     shard_addresses: Annotated[
         Sequence[Annotated[str, Bound(MAX_NAME_CHARS, 1, "the address of a rank")]],
-        Bound(1 << 10, what="the number of ranks"),
+        Bound(1 << 10, subject="the number of ranks"),
     ] = ()
 
 

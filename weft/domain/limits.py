@@ -25,7 +25,7 @@ class LimitRule:
 
     subject: Annotated[str, Bound(MAX_NAME_CHARS, 1, "the subject of a limit")]  # "key/ID" or "namespace/NAME"
     # A name, or a pattern with * and ?; "": every model.
-    model: Annotated[str, Bound(MAX_MODEL_CHARS, what="the model of a limit")] = ""
+    model: Annotated[str, Bound(MAX_MODEL_CHARS, subject="the model of a limit")] = ""
     requests_per_minute: Limit = 0
     tokens_per_minute: Limit = 0
     concurrent: Limit = 0
@@ -54,5 +54,5 @@ class LimitUse:
 class LimitReport:
     """What a gateway used of its rules, for the others. Sent at an interval, also where it used nothing."""
 
-    gateway: Annotated[str, Bound(MAX_NAME_CHARS, what="a gateway's id")]
+    gateway: Annotated[str, Bound(MAX_NAME_CHARS, subject="a gateway's id")]
     uses: Listed[LimitUse] = ()

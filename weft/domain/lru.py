@@ -48,8 +48,8 @@ class ExpiringDict(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K, now: float) -> V | None:
-        found = self._entries.get(key)
-        return None if found is None or now - found[0] >= self._keep_s else found[1]
+        entry = self._entries.get(key)
+        return None if entry is None or now - entry[0] >= self._keep_s else entry[1]
 
     def put(self, key: K, value: V, now: float) -> None:
         """Write an entry; it is kept from now on."""

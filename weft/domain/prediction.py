@@ -13,8 +13,8 @@ class PredictItem:
     The predictor keeps the features of the prompt under this id until the outcomes of the answers arrive.
     """
 
-    request_id: Annotated[str, Bound(MAX_NAME_CHARS, what="a request id")]
-    prompt_text: Annotated[str, Bound(1 << 16, what="a prompt")]
+    request_id: Annotated[str, Bound(MAX_NAME_CHARS, subject="a request id")]
+    prompt_text: Annotated[str, Bound(1 << 16, subject="a prompt")]
     pool: PoolName
     model_name: ModelName  # the base's for the base
     prompt_tokens: Any32

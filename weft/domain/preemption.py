@@ -19,4 +19,4 @@ def latest_arrival(candidates: Iterable[T], arrived: Callable[[T], float]) -> T:
 
 def victim_candidates(candidates: Sequence[T], priority: Callable[[T], Priority]) -> Sequence[T]:
     """The sequences that may be preempted: the batch ones if there are any, else all, in their order."""
-    return [one for one in candidates if priority(one) is Priority.BATCH] or candidates
+    return [candidate for candidate in candidates if priority(candidate) is Priority.BATCH] or candidates

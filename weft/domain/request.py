@@ -42,7 +42,7 @@ MAX_STOP_TOKENS, MAX_BAD_WORDS, MAX_ALLOWED_TOKENS = 128, 64, 4096  # of one req
 MAX_GRAMMAR = 64 << 10  # of its text
 MAX_PARKS = 64  # sequences that make room for one request
 MAX_ALTERNATIVES = 20  # reported beside each token
-_Banned = Annotated[tuple[Any32, ...], Bound(64, what="the length of a bad word")]
+_Banned = Annotated[tuple[Any32, ...], Bound(64, subject="the length of a bad word")]
 GatewayId = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a gateway's id")]
 Address = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a runner's address")]
 KvAddress = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a KV address")]
@@ -131,10 +131,12 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: Any32 = 0
-    stop_token_ids: Annotated[tuple[Any32, ...], Bound(MAX_STOP_TOKENS, what="the number of stop tokens")] = ()
-    bad_words: Annotated[tuple[_Banned, ...], Bound(MAX_BAD_WORDS, what="the number of bad words")] = ()
-    allowed_token_ids: Annotated[tuple[Any32, ...], Bound(MAX_ALLOWED_TOKENS, what="the number of allowed tokens")] = ()
-    grammar: Annotated[str, Bound(MAX_GRAMMAR, what="a grammar")] = ""
+    stop_token_ids: Annotated[tuple[Any32, ...], Bound(MAX_STOP_TOKENS, subject="the number of stop tokens")] = ()
+    bad_words: Annotated[tuple[_Banned, ...], Bound(MAX_BAD_WORDS, subject="the number of bad words")] = ()
+    allowed_token_ids: Annotated[
+        tuple[Any32, ...], Bound(MAX_ALLOWED_TOKENS, subject="the number of allowed tokens")
+    ] = ()
+    grammar: Annotated[str, Bound(MAX_GRAMMAR, subject="a grammar")] = ""
     prompt_logprobs: Any32 | None = None
     pooling: bool = False
     eos_token_ids: EosTokens = ()
@@ -196,7 +198,7 @@ class Allotment(NamedTuple):
     leaves: bool = False  # where it outruns its reservation and no page is free it is preempted itself (S3)
     stays: bool = False  # it was preempted as often as it may be: another one is, and all its pages are reserved
     # Sequences of tenants beyond their share that are parked for it where the runner has no room, the first ones first.
-    parks: Annotated[tuple[RequestId, ...], Bound(MAX_PARKS, what="the number of sequences to park")] = ()
+    parks: Annotated[tuple[RequestId, ...], Bound(MAX_PARKS, subject="the number of sequences to park")] = ()
 
 
 NO_ALLOTMENT = Allotment()

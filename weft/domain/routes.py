@@ -42,7 +42,7 @@ RunnerName = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a runner's name")]
 KeyHash = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a key's hash")]
 _Tenant = Annotated[str, Bound(MAX_NAME_CHARS, 1, "a tenant")]
 _Weight = Annotated[int, Bound(1000, 1, "a weight")]
-TenantWeights = Annotated[tuple[tuple[_Tenant, _Weight], ...], Bound(256, what="the number of weights")]
+TenantWeights = Annotated[tuple[tuple[_Tenant, _Weight], ...], Bound(256, subject="the number of weights")]
 WholeSeconds = Annotated[float, Bound(1 << 31)]
 
 
@@ -161,7 +161,7 @@ class AdapterSpec(Route):
         the adapter is pinned.
         """
         canary_tier = Tier.HOST if self.pinned else self.tier
-        others = (
+        other_fields = (
             replace(
                 self, digest=v.digest, rank=v.rank, bytes=v.bytes, pinned=False,
                 tier=canary_tier if v.weight else Tier.UNSPECIFIED, versions=(),
@@ -169,7 +169,7 @@ class AdapterSpec(Route):
             for v in self.versions
             if v.digest != self.digest
         )  # fmt: skip
-        return (self, *others) if self.digest else ()
+        return (self, *other_fields) if self.digest else ()
 
     @property
     def canary(self) -> AdapterVersion | None:
@@ -232,9 +232,9 @@ class PhaseCounts(NamedTuple):
 class SloAttainment(NamedTuple):
     """Percent of the requests finished in about the last five minutes that met the pool's objectives."""
 
-    attained: Annotated[int, Bound(100, what="a percentage")]  # both
-    ttft: Annotated[int, Bound(100, what="a percentage")]
-    token_time: Annotated[int, Bound(100, what="a percentage")]
+    attained: Annotated[int, Bound(100, subject="a percentage")]  # both
+    ttft: Annotated[int, Bound(100, subject="a percentage")]
+    token_time: Annotated[int, Bound(100, subject="a percentage")]
 
 
 class RoleCounts(NamedTuple):
@@ -368,17 +368,17 @@ class Routes:
     removed_unserved: Listed[Text] = ()  # uids
     more: bool = False
 
-    def parts(self, most: int = MAX_ENTRIES) -> Iterator["Routes"]:
-        """Split the change into messages of at most `most` entries of each kind."""
+    def parts(self, max_entries: int = MAX_ENTRIES) -> Iterator["Routes"]:
+        """Split the change into messages of at most `max_entries` entries of each kind."""
         entries = (
             "routes", "removed_models", "pools", "removed_pools", "keys", "removed_keys", "unserved",
             "removed_unserved",
         )  # fmt: skip
         longest = max(len(getattr(self, name)) for name in entries)
         part = self
-        for start in range(0, longest, most):
-            cut = {name: getattr(self, name)[start : start + most] for name in entries}
-            part = replace(part, **cut, more=start + most < longest)
+        for start in range(0, longest, max_entries):
+            cut = {name: getattr(self, name)[start : start + max_entries] for name in entries}
+            part = replace(part, **cut, more=start + max_entries < longest)
             yield part
             part = replace(part, full=False, base_version=self.version)
         if not longest:
@@ -434,7 +434,7 @@ class RouteBook:
         _update(self.keys, keys, change.removed_keys, sizes[2])
         routes = {route.model_name: route for route in change.routes}
         pools = {pool.name: pool for pool in change.pools}
-        unserved = {one.uid: one for one in change.unserved}
+        unserved = {entry.uid: entry for entry in change.unserved}
         return (
             _update(self.routes, routes, change.removed_models, sizes[0]),
             _update(self.pools, pools, change.removed_pools, sizes[1]),
@@ -442,11 +442,11 @@ class RouteBook:
         )
 
 
-def _update(held: dict[str, V], new: dict[str, V], removed: Sequence[str], size: int | None) -> dict[str, V]:
-    """Replace and remove entries of `held`, and return those. `size`: keep only the latest `size` entries."""
-    before = {name: held.pop(name) for name in (*removed, *new) if name in held}
-    held.update(new)  # at the end
+def _update(table: dict[str, V], new: dict[str, V], removed: Sequence[str], size: int | None) -> dict[str, V]:
+    """Replace and remove entries of `table`, and return those. `size`: keep only the latest `size` entries."""
+    old_entries = {name: table.pop(name) for name in (*removed, *new) if name in table}
+    table.update(new)  # at the end
     if size is not None:
-        for name in list(islice(held, max(0, len(held) - size))):
-            before[name] = held.pop(name)
-    return before
+        for name in list(islice(table, max(0, len(table) - size))):
+            old_entries[name] = table.pop(name)
+    return old_entries

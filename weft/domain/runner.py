@@ -217,9 +217,9 @@ def fault_of(spec: RunnerSpec, figures: RunnerFigures, sequences: int) -> str | 
 
     As many may be parked as run.
     """
-    most = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
-    if most > spec.total_pages:
-        return f"{most} pages, of {spec.total_pages} pages in all"
+    max_pages = max(figures.free_pages, figures.used_pages, figures.adapter_pages)
+    if max_pages > spec.total_pages:
+        return f"{max_pages} pages, of {spec.total_pages} pages in all"
     if sequences > 2 * spec.max_sequences:
         return f"{sequences} sequences are more than twice max_sequences {spec.max_sequences}"
     return None
@@ -254,9 +254,9 @@ class RunnerBook:
                 self.reserved_pages -= ended.reserved_pages
                 self._chars -= _chars_of_sequence(ended)
         for sequence in report.sequences:
-            if (before := self.sequences.get(sequence.request_id)) is not None:
-                self.reserved_pages -= before.reserved_pages
-                self._chars -= _chars_of_sequence(before)
+            if (old_sequence := self.sequences.get(sequence.request_id)) is not None:
+                self.reserved_pages -= old_sequence.reserved_pages
+                self._chars -= _chars_of_sequence(old_sequence)
             self.reserved_pages += sequence.reserved_pages
             self._chars += _chars_of_sequence(sequence)
             self.sequences[sequence.request_id] = sequence
@@ -264,8 +264,8 @@ class RunnerBook:
             if (removed := self.adapters.pop(digest, None)) is not None:
                 self._chars -= _chars_of_adapter(removed)
         for adapter in report.adapters:
-            if (known := self.adapters.get(adapter.digest)) is not None:
-                self._chars -= _chars_of_adapter(known)
+            if (old_adapter := self.adapters.get(adapter.digest)) is not None:
+                self._chars -= _chars_of_adapter(old_adapter)
             self._chars += _chars_of_adapter(adapter)
             self.adapters[adapter.digest] = adapter
         self.progress = report.progress
@@ -276,7 +276,7 @@ class RunnerBook:
             raise ReportInvalid(f"runner {self.spec.runner.uuid!r}: {fault}")
 
     @classmethod
-    def of(cls, reported: "ReportedRunner") -> "RunnerBook":
+    def of_report(cls, reported: "ReportedRunner") -> "RunnerBook":
         """Make the book of a full report that came with its specification. Raises ReportInvalid."""
         assert reported.spec is not None, "a full report comes with its specification"
         book = cls(reported.spec)
@@ -371,7 +371,7 @@ class PreemptDecision:
     request_id: RequestId  # the victim: the newest sequence of that runner
     epoch: Epoch
     # The overrunner that the pages go to; it may be the victim itself.
-    for_request_id: Annotated[str, Bound(MAX_NAME_CHARS, what="a request id")]
+    for_request_id: Annotated[str, Bound(MAX_NAME_CHARS, subject="a request id")]
     reservation_tokens: Tokens  # of the victim from now on
 
 

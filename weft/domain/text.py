@@ -8,6 +8,6 @@ def sanitize(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def quoted(value: object, most: int = 60) -> str:
-    """Quote a value for an error: at most `most` characters of it, all printable."""
-    return repr(value[:most]) if isinstance(value, str) else repr(value)[:most]
+def quoted(value: object, max_chars: int = 60) -> str:
+    """Quote a value for an error: at most `max_chars` characters of it, all printable."""
+    return repr(value[:max_chars]) if isinstance(value, str) else repr(value)[:max_chars]

@@ -13,44 +13,44 @@ class TimerQueue(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._when: dict[K, float] = {}
+        self._deadlines: dict[K, float] = {}
         self._heap: list[tuple[float, K]] = []
 
     def __contains__(self, key: K) -> bool:
-        return key in self._when
+        return key in self._deadlines
 
     def get(self, key: K) -> float | None:
-        return self._when.get(key)
+        return self._deadlines.get(key)
 
-    def set(self, key: K, when: float) -> None:
+    def set(self, key: K, deadline: float) -> None:
         """Set a deadline, or change it."""
-        if self._when.get(key) == when:
+        if self._deadlines.get(key) == deadline:
             return
-        self._when[key] = when
-        heapq.heappush(self._heap, (when, key))
-        if len(self._heap) > 64 + 4 * len(self._when):  # void entries are the majority
-            self._heap = [(when, key) for key, when in self._when.items()]
+        self._deadlines[key] = deadline
+        heapq.heappush(self._heap, (deadline, key))
+        if len(self._heap) > 64 + 4 * len(self._deadlines):  # void entries are the majority
+            self._heap = [(deadline, key) for key, deadline in self._deadlines.items()]
             heapq.heapify(self._heap)
 
-    def set_earlier(self, key: K, when: float) -> None:
+    def set_earlier(self, key: K, deadline: float) -> None:
         """Set a deadline unless an earlier one is set."""
-        if self._when.get(key, when) >= when:
-            self.set(key, when)
+        if self._deadlines.get(key, deadline) >= deadline:
+            self.set(key, deadline)
 
     def clear(self, key: K) -> None:
-        self._when.pop(key, None)
+        self._deadlines.pop(key, None)
 
     def next(self) -> float | None:
         """The earliest deadline."""
-        while self._heap and self._when.get(self._heap[0][1]) != self._heap[0][0]:
+        while self._heap and self._deadlines.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now: float) -> K | None:
         """Remove the earliest deadline if it is at or before `now`."""
-        when = self.next()
-        if when is None or when > now:
+        deadline = self.next()
+        if deadline is None or deadline > now:
             return None
         key = heapq.heappop(self._heap)[1]
-        del self._when[key]
+        del self._deadlines[key]
         return key

@@ -106,19 +106,19 @@ class TenantSlots:
 
     def __init__(self, slots: int) -> None:
         self._free = slots
-        self._taken = Counter[str]()
+        self._used = Counter[str]()
 
     def take(self, tenant: str) -> bool:
         """Return whether the tenant has one more slot now; `give` gives it back."""
-        if self._taken[tenant] >= self._free:
+        if self._used[tenant] >= self._free:
             return False
-        self._taken[tenant] += 1
+        self._used[tenant] += 1
         self._free -= 1
         return True
 
     def give(self, tenant: str) -> None:
         """Give back a slot that `take` gave."""
         self._free += 1
-        self._taken[tenant] -= 1
-        if not self._taken[tenant]:
-            del self._taken[tenant]
+        self._used[tenant] -= 1
+        if not self._used[tenant]:
+            del self._used[tenant]

@@ -154,13 +154,13 @@ class Election:
         except LeaseUnavailable as error:
             log.warning("the Lease cannot be read", extra=kv(error=str(error)))
             return
-        found = None if lease is None else lease_record(lease)
-        ours = found is not None and found.holder == self._candidate.identity
-        if found is None or not ours or found.transitions != self._leading.term:
-            holder = "nobody" if found is None else found.holder or "nobody"
+        record = None if lease is None else lease_record(lease)
+        ours = record is not None and record.holder == self._candidate.identity
+        if record is None or not ours or record.transitions != self._leading.term:
+            holder = "nobody" if record is None else record.holder or "nobody"
             self._leading = None
             raise LeadershipLost(f"{self._lease} is held by {holder}")
-        self._leading = replace(self._leading, version=found.version)
+        self._leading = replace(self._leading, version=record.version)
 
     async def _create(self, term: int) -> Json:
         return await self._lease.create(self._spec(self._candidate.identity, term), timeout_s=self._terms.write_s)

@@ -48,17 +48,17 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class LeaseCandidate:
-    """One process's view. `since` is its own clock when it first saw the Lease as it is."""
+    """One process's view. `since_s` is its own clock when it first saw the Lease as it is."""
 
     identity: str
     seen: LeaseRecord | None = None
-    since: float = 0.0
+    since_s: float = 0.0
 
     def observe(self, seen: LeaseRecord | None, now: float) -> "LeaseCandidate":
         """Take in what was read. An unchanged Lease keeps its age."""
         if self.seen is not None and seen is not None and seen.version == self.seen.version:
             return self
-        return replace(self, seen=seen, since=now)
+        return replace(self, seen=seen, since_s=now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ def decide(candidate: LeaseCandidate, terms: LeaseTimings, now: float, unix_s: f
     seen = candidate.seen
     if seen is None:
         return CreateLease(first_term(unix_s))
-    free_at = candidate.since + max(seen.duration_s, terms.duration_s)
-    held = seen.holder not in ("", candidate.identity)  # its own name: a write of its own whose answer was lost
-    if held and now < free_at:
+    free_at = candidate.since_s + max(seen.duration_s, terms.duration_s)
+    is_held = seen.holder not in ("", candidate.identity)  # its own name: a write of its own whose answer was lost
+    if is_held and now < free_at:
         return Wait(min(free_at - now, terms.renew_s))
     return Acquire(seen.version, max(seen.transitions + 1, 1))
 

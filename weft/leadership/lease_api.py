@@ -40,8 +40,8 @@ async def load_configuration(kubeconfig: str = "") -> Configuration:
         else:
             await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
     except (kube_config.ConfigException, OSError) as error:
-        where = kubeconfig or "not in a pod with a service account"
-        raise NoCluster(f"no credentials for an API server ({where}: {error}): set KUBECONFIG to a file") from error
+        origin = kubeconfig or "not in a pod with a service account"
+        raise NoCluster(f"no credentials for an API server ({origin}: {error}): set KUBECONFIG to a file") from error
     return configuration
 
 

@@ -80,14 +80,14 @@ async def create(
                 f"{count} batches have not ended, the quota is {max_unfinished}; wait for a batch, or cancel it"
             )
         await connection.execute(insert(BatchRow).values(_row(new, batch_id, now_unix_ms)))
-        return await _found(connection, new.namespace, batch_id)
+        return await _batch_of(connection, new.namespace, batch_id)
 
     return await transact(engine, write, on_commit)
 
 
 async def find(engine: AsyncEngine, namespace: str, batch_id: str) -> BatchJob:
     """Read a batch of a namespace. Raises Absent, StoreUnavailable."""
-    return await transact(engine, lambda connection: _found(connection, namespace, batch_id))
+    return await transact(engine, lambda connection: _batch_of(connection, namespace, batch_id))
 
 
 async def list_page(engine: AsyncEngine, page: Page) -> tuple[list[BatchJob], bool]:
@@ -139,12 +139,12 @@ async def cancel(
 
     async def write(connection: AsyncConnection) -> BatchJob:
         await fencing_terms.hold(connection, ROLE, term)
-        job = await _found(connection, namespace, batch_id)
+        job = await _batch_of(connection, namespace, batch_id)
         if job.status.value in _RUNNING:
             await _change(connection, batch_id, status=BatchStatus.CANCELLING, cancelling_unix_ms=now_unix_ms)
         elif job.status is not BatchStatus.CANCELLING:
             raise Conflict(f"batch {batch_id} is {job.status.value} and cannot be cancelled")
-        return await _found(connection, namespace, batch_id)
+        return await _batch_of(connection, namespace, batch_id)
 
     return await transact(engine, write, on_commit)
 
@@ -311,7 +311,7 @@ async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
     return await transact(engine, write)
 
 
-async def _found(connection: AsyncConnection, namespace: str, batch_id: str) -> BatchJob:
+async def _batch_of(connection: AsyncConnection, namespace: str, batch_id: str) -> BatchJob:
     row = (await connection.execute(select(*_SHOWN).where(*_is(namespace, batch_id)))).first()
     if row is None:
         raise _no_batch(batch_id)

@@ -45,9 +45,11 @@ def report(error: Exception) -> str:
     """Log and count a violation. Returns the name of the innermost `check_*` function in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     name = next((frame.name for frame in reversed(frames) if frame.name.startswith("check_")), "other")
-    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    origin = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     failed = (frames[-1].line or "") if frames else ""
-    fields = kv(check=name, where=where, failed=failed, detail=f"{type(error).__name__}: {error}"[:MAX_VIOLATION_CHARS])
+    fields = kv(
+        check=name, where=origin, failed=failed, detail=f"{type(error).__name__}: {error}"[:MAX_VIOLATION_CHARS]
+    )
     log.error("an invariant does not hold", extra=fields)
     VIOLATIONS.labels(name).inc()
     return name

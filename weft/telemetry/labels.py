@@ -12,14 +12,14 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 class BoundedLabels:
     """A label for each of the first `most` names that are live, and one label for all the others."""
 
-    def __init__(self, most: int, live: Container[str] | None = None) -> None:
+    def __init__(self, max_labels: int, live: Container[str] | None = None) -> None:
         """`live`: the names that are there now; None: each name stays."""
-        self._most, self._live = most, live
+        self._max_labels, self._live = max_labels, live
         self.names = set[str]()  # that have a label each
 
-    def of(self, name: str) -> str:
+    def label_of(self, name: str) -> str:
         if name not in self.names:
-            if len(self.names) >= self._most or (self._live is not None and name not in self._live):
+            if len(self.names) >= self._max_labels or (self._live is not None and name not in self._live):
                 return OTHER
             self.names.add(name)
         return name
@@ -27,9 +27,9 @@ class BoundedLabels:
     def give_back(self) -> list[str]:
         """Free the labels of the names that are not live any more, and return these names."""
         assert self._live is not None, "each name stays"
-        gone = [name for name in self.names if name not in self._live]
-        self.names.difference_update(gone)
-        return gone
+        ended = [name for name in self.names if name not in self._live]
+        self.names.difference_update(ended)
+        return ended
 
 
 class LabelledSeries(Generic[M]):
@@ -39,7 +39,7 @@ class LabelledSeries(Generic[M]):
         self._metric = metric
         self._made: dict[tuple[str, ...], M] = {}
 
-    def of(self, *labels: str) -> M:
+    def child_of(self, *labels: str) -> M:
         if (series := self._made.get(labels)) is None:
             series = self._made[labels] = self._metric.labels(*labels)
         return series

@@ -40,15 +40,15 @@ class Shortages:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._met = clock, dict[str, float]()
 
-    def note(self, what: str) -> None:
+    def note(self, subject: str) -> None:
         """Note a shortage now, and drop those of more than a minute ago."""
         now = self._clock()
         recent = {text: met_s for text, met_s in self._met.items() if now - met_s < SHORT_S}
-        self._met = {**recent, what: now}  # a new dict: the thread of the probes may read the old one
+        self._met = {**recent, subject: now}  # a new dict: the thread of the probes may read the old one
 
     def text(self) -> str:
         """Return the body of `/readyz` of a process that is ready."""
-        met = sorted(what for what, at in self._met.items() if self._clock() - at < SHORT_S)
+        met = sorted(subject for subject, at in self._met.items() if self._clock() - at < SHORT_S)
         return f"ok, but {'; '.join(met)}" if met else "ok"
 
 

@@ -13,12 +13,12 @@ class ByteProgress:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._what, self._total, self._done = "", 0, 0
+        self._subject, self._total, self._done = "", 0, 0
 
-    def begin(self, what: str, total: int) -> None:
+    def begin(self, subject: str, total: int) -> None:
         """Begin the next piece of work, `copying` for example, of `total` bytes."""
         with self._lock:
-            self._what, self._total, self._done = what, total, 0
+            self._subject, self._total, self._done = subject, total, 0
 
     def add(self, count: int) -> None:
         """Count `count` bytes as done."""
@@ -30,23 +30,23 @@ class ByteProgress:
         """The piece of work, its bytes done, its bytes in all; done is no more than all, also where a part was read
         twice."""
         with self._lock:
-            return self._what, min(self._done, self._total), self._total
+            return self._subject, min(self._done, self._total), self._total
 
     def __str__(self) -> str:
         """`copying 0.6 of 1.2 GiB (50 %)`, in steps of STEP_PERCENT; the piece alone where it has no bytes."""
         return progress_text(*self.now)
 
 
-def progress_text(what: str, done: int, total: int) -> str:
+def progress_text(subject: str, done: int, total: int) -> str:
     """Write progress for people: `copying 0.6 of 1.2 GiB (50 %)`."""
     if not total:
-        return what
+        return subject
     percent = 100 * done // total // STEP_PERCENT * STEP_PERCENT
     unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
-    return f"{what} {total * percent / 100 / unit:.1f} of {total / unit:.1f} {name} ({percent} %)"
+    return f"{subject} {total * percent / 100 / unit:.1f} of {total / unit:.1f} {name} ({percent} %)"
 
 
 def percent_of(text: str) -> int | None:
     """Read the percentage from a text of ByteProgress, as readiness answers have it; None: it has none."""
-    found = _PERCENT.search(text)
-    return int(found[1]) if found else None
+    match = _PERCENT.search(text)
+    return int(match[1]) if match else None

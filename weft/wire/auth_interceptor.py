@@ -69,7 +69,7 @@ def peer_names(context: Any) -> list[str]:
 
 async def _check(context: Any, method: str, allowed: frozenset[Role]) -> None:
     roles = roles_of(peer_names(context))
-    if (why := refusal(roles, allowed, method)) is None:
+    if (message := refusal(roles, allowed, method)) is None:
         return
     code = grpc.StatusCode.PERMISSION_DENIED if roles else grpc.StatusCode.UNAUTHENTICATED
-    await context.abort(code, why)
+    await context.abort(code, message)

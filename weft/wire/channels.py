@@ -61,10 +61,10 @@ def options_to(peer: Role | None, *, hurried: bool = True) -> list[tuple[str, An
 def fast_keepalive_socket_options() -> list[tuple[int, int, int]]:
     """Options of an HTTP socket that find a dead peer within 8 s, as far as this system has them."""
     tcp = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8_000}
-    known = {name: value for name, value in tcp.items() if hasattr(socket, name)}
+    options = {name: value for name, value in tcp.items() if hasattr(socket, name)}
     return [
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in known.items()),
+        *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in options.items()),
     ]
 
 

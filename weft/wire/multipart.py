@@ -36,17 +36,17 @@ def boundary_of(content_type: str) -> bytes | None:
 
 async def form_pieces(boundary: bytes, body: AsyncIterator[bytes]) -> AsyncGenerator[Piece]:
     """Yield what the parser finds, as the body comes. Raises FormError."""
-    found = _Found()
+    part = _Found()
     try:
-        parser = MultipartParser(boundary, found.callbacks())
+        parser = MultipartParser(boundary, part.callbacks())
         async for chunk in body:
             parser.write(chunk)
-            pieces, found.pieces = found.pieces, []
+            pieces, part.pieces = part.pieces, []
             for piece in pieces:
                 yield piece
     except FormParserError as error:
         raise FormError(str(error)) from error
-    if not found.ended:
+    if not part.ended:
         raise FormError("it ends before its last boundary")
 
 

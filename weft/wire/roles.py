@@ -74,8 +74,8 @@ def dns_name(role: Role, namespace: str = "") -> str:
 
 def roles_of(names: Iterable[str]) -> frozenset[Role]:
     """The roles among a certificate's DNS names; other names say nothing."""
-    given = frozenset(names)
-    return frozenset(role for role in ROLES if dns_name(role) in given)
+    roles_named = frozenset(names)
+    return frozenset(role for role in ROLES if dns_name(role) in roles_named)
 
 
 def pool_namespaces_of(names: Iterable[str]) -> frozenset[str]:
@@ -84,10 +84,10 @@ def pool_namespaces_of(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name.removesuffix(suffix) for name in names if name.endswith(suffix))
 
 
-def refusal(roles: frozenset[Role], allowed: frozenset[Role], what: str) -> str | None:
-    """Explain why a peer with these roles may not do `what`; None: it may."""
+def refusal(roles: frozenset[Role], allowed: frozenset[Role], subject: str) -> str | None:
+    """Explain why a peer with these roles may not do `subject`; None: it may."""
     if roles & allowed:
         return None
     is_a = " and ".join(sorted(roles)) or f"no role (it has no DNS name ROLE{DOMAIN})"
     needed = " or ".join(sorted(allowed)) or "nobody's"
-    return f"the caller's certificate is of {is_a}; {what} needs {needed}"
+    return f"the caller's certificate is of {is_a}; {subject} needs {needed}"

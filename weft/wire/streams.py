@@ -201,15 +201,15 @@ class ClientStream(Generic[Out, In]):
     async def _connection(self) -> bool:
         """Run one connection from hello to its end. Returns whether the peer was there and said nothing wrong."""
         queue: SendQueue[Out] = SendQueue()
-        call = self._open(_after(list(self._hello()), queue), metadata=(CALLED,))
+        call = self._open(_after_hello(list(self._hello()), queue), metadata=(CALLED,))
         self._queue, self._call, reason, broken = queue, call, "closed by the peer", False
         try:
             if accepted := await accepted_by(call):
                 queue.joins = self._joins and accepted == TAKES_FOLLOWING
                 self._mark_up()
             async for message in call:
-                for one in unjoined(message):
-                    self._on_message(one)
+                for part in unjoined(message):
+                    self._on_message(part)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         except (PeerError, DecodeError) as error:
@@ -248,7 +248,7 @@ async def accepted_by(call: Any) -> str | None:
     return dict(await call.initial_metadata() or ()).get(ACCEPTED[0])
 
 
-async def _after(hello: Iterable[Out], queue: SendQueue[Out]) -> AsyncIterator[Out]:
+async def _after_hello(hello: Iterable[Out], queue: SendQueue[Out]) -> AsyncIterator[Out]:
     """Send the hello, then the queue. The hello is as long as what it tells, which has bounds of its own; the queue's
     bound is for what follows."""
     for message in hello:
@@ -287,8 +287,8 @@ async def serve_stream(
 async def _read(requests: AsyncIterator[In], queue: SendQueue[Out], on_message: Callable[[In], None]) -> None:
     try:
         async for message in requests:
-            for one in unjoined(message):
-                on_message(one)
+            for part in unjoined(message):
+                on_message(part)
     except DecodeError as error:
         raise _as_peer_error(error) from error
     finally:

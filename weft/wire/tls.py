@@ -93,21 +93,21 @@ class _ReloadingContext(ssl.SSLContext):
     Event loops and http.client only ever wrap connections with a context: that is where the present one steps in.
     """
 
-    _of: Callable[[], ssl.SSLContext]
+    _make: Callable[[], ssl.SSLContext]
     _peer: str | None
 
     @classmethod
-    def made(cls, protocol: int, of: Callable[[], ssl.SSLContext], peer: str | None) -> "_ReloadingContext":
+    def made(cls, protocol: int, make: Callable[[], ssl.SSLContext], peer: str | None) -> "_ReloadingContext":
         self = cls(protocol)
-        self._of, self._peer = of, peer
+        self._make, self._peer = make, peer
         return self
 
     def wrap_socket(self, sock: Any, server_side: bool = False, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
-        return self._of().wrap_socket(sock, server_side, *args, **self._named(kwargs))
+        return self._make().wrap_socket(sock, server_side, *args, **self._named(kwargs))
 
     def wrap_bio(self, incoming: Any, outgoing: Any, server_side: bool = False, *args: Any, **kw: Any) -> ssl.SSLObject:
         named = {"server_hostname": args[0], **kw} if args else kw  # (asyncio names it, others do not)
-        return self._of().wrap_bio(incoming, outgoing, server_side, **self._named(named))
+        return self._make().wrap_bio(incoming, outgoing, server_side, **self._named(named))
 
     def _named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs if self._peer is None else {**kwargs, "server_hostname": self._peer}
@@ -116,15 +116,15 @@ class _ReloadingContext(ssl.SSLContext):
 def _read(folder: Path, name: str, version: int) -> tuple[Signature, TlsFiles]:
     """Read the files, all of one moment: a secret volume swaps them while they are read."""
     for left in reversed(range(READS)):
-        before = _signature(folder)
+        signature = _signature(folder)
         try:
             material = _material(folder, name, version)
         except TlsUnusable:
-            if not left or before == _signature(folder):
+            if not left or signature == _signature(folder):
                 raise
             continue
-        if before is not None and before == _signature(folder):
-            return before, material
+        if signature is not None and signature == _signature(folder):
+            return signature, material
     raise TlsUnusable(f"--tls-dir {folder}: its files keep changing while they are read")
 
 
@@ -157,11 +157,11 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     try:
         context.load_verify_locations(folder / "ca.crt")
     except (ssl.SSLError, OSError) as error:
-        raise TlsUnusable(f"--tls-dir {folder}: ca.crt: {_why(error)}") from error
+        raise TlsUnusable(f"--tls-dir {folder}: ca.crt: {_reason(error)}") from error
     try:
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key", password=lambda: b"")
     except (ssl.SSLError, OSError) as error:
-        raise TlsUnusable(f"--tls-dir {folder}: tls.crt with tls.key: {_why(error)}") from error
+        raise TlsUnusable(f"--tls-dir {folder}: tls.crt with tls.key: {_reason(error)}") from error
     return context
 
 
@@ -176,11 +176,11 @@ def _try_out(folder: Path, name: str, material: TlsFiles) -> None:
                 end.do_handshake()
     except ssl.SSLError as error:
         raise TlsUnusable(
-            f"--tls-dir {folder}: tls.crt under ca.crt, as {name.removesuffix(DOMAIN)}: {_why(error)}"
+            f"--tls-dir {folder}: tls.crt under ca.crt, as {name.removesuffix(DOMAIN)}: {_reason(error)}"
         ) from error
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """OpenSSL's words without its source lines."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message

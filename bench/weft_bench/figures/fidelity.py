@@ -113,7 +113,9 @@ class Model:
 
         def attach(world: World) -> None:
             worlds.append(world)
-            world.clock.after(WARM_S + lead_s - WARM_GAP_S, Rank.LAW, lambda: before.update(simulated_cpu_s(world)))
+            world.clock.call_after(
+                WARM_S + lead_s - WARM_GAP_S, Rank.LAW, lambda: before.update(simulated_cpu_s(world))
+            )
 
         done = simulate(self.pool, trace, deployment=deployment, attach=attach, tbt=True).figures
         cpu_s = {kind: used_s - before[kind] for kind, used_s in simulated_cpu_s(worlds[0]).items()}

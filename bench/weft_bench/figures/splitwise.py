@@ -50,7 +50,7 @@ RATE = 70  # requests a second that clusters have to serve
 BATCHING_RATES, MACHINES = (4, 8), 4
 WHOLE = Rules("shortest_queue", Stepping("mixed"), SPLIT.transfer)
 PLAN_MODEL, PLAN_GPUS, PLAN_RATE, PLAN_REQUESTS = "meta-llama/Llama-3.1-70B", 4, 225, 8_000
-PLAN_OBJECTIVES = (Objective.of("ttft", 0.9, 1.0), Objective.of("tbt", 0.99, 0.1))
+PLAN_OBJECTIVES = (Objective.of_level("ttft", 0.9, 1.0), Objective.of_level("tbt", 0.99, 0.1))
 
 
 def slowdown(measure: str, request: PlannedRequest) -> float:

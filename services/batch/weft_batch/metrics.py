@@ -25,7 +25,7 @@ STORE_FAILURES = Counter("weft_batch_store_failures_total", "Failed transactions
 
 def label(namespace: str) -> str:
     """Return the label of a namespace; "-" for requests without keys."""
-    return NAMESPACES.of(namespace or "-")
+    return NAMESPACES.label_of(namespace or "-")
 
 
 def stored(namespace: str, succeeded: Iterable[bool]) -> None:

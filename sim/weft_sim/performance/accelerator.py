@@ -28,8 +28,8 @@ class Accelerator:
 
 _PCIE_4, _PCIE_5, _NVLINK_3, _NVLINK_4 = 32e9, 64e9, 300e9, 450e9
 ACCELERATORS = {
-    each.name: each
-    for each in (
+    accelerator.name: accelerator
+    for accelerator in (
         Accelerator("A100-80G", 80 * GIB, 2.039e12, 312e12, None, _NVLINK_3, 108),
         Accelerator("H100", 80 * GIB, 3.35e12, 989e12, 1979e12, _NVLINK_4, 132),
         # Hopper with four stacks of HBM2e, as in MareNostrum 5: 2 TB/s.

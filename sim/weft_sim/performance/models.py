@@ -93,10 +93,10 @@ def kv_tokens(model: Roofline) -> float:
 
 def efficiency(engine: str) -> Efficiency:
     """The fitted constants of an engine. Raises UnknownEngine."""
-    known = _read(CONSTANTS)["engines"]
-    if engine not in known:
-        raise UnknownEngine(f"engine {engine!r}: choose among {', '.join(known)}")
-    return Efficiency(**known[engine])
+    engines = _read(CONSTANTS)["engines"]
+    if engine not in engines:
+        raise UnknownEngine(f"engine {engine!r}: choose among {', '.join(engines)}")
+    return Efficiency(**engines[engine])
 
 
 def adapter_costs(slots: int, max_rank: int) -> AdapterCosts:

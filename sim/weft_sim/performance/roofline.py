@@ -163,10 +163,10 @@ class Roofline:
                 + self.product(tokens, a.hidden, inner, self.dtype)
             )
         touched = a.experts * (1 - (1 - a.active_experts / a.experts) ** tokens)  # experts that any token passes
-        each = tokens * a.active_experts / touched
+        tokens_each = tokens * a.active_experts / touched
         return dense + touched * (
-            self.product(each, 2 * inner, a.hidden, self.dtype, touched)
-            + self.product(each, a.hidden, inner, self.dtype, touched)
+            self.product(tokens_each, 2 * inner, a.hidden, self.dtype, touched)
+            + self.product(tokens_each, a.hidden, inner, self.dtype, touched)
         )
 
     def product(self, m: Any, n: float, k: float, dtype: str, at_once: Any = 1) -> Any:

@@ -27,13 +27,13 @@ class SplitwiseTable:
 
     def __init__(self, prompt: Curve, token: Curve) -> None:
         self._prompt, self._token = prompt, token
-        self._known: dict[tuple[int, int], float] = {}
+        self._measured: dict[tuple[int, int], float] = {}
 
     def seconds(self, step: StepShape) -> float:
         key = step.prompt_tokens, step.decode_rows
-        if (found := self._known.get(key)) is None:
-            found = self._known[key] = self._seconds(*key)
-        return found
+        if (duration_s := self._measured.get(key)) is None:
+            duration_s = self._measured[key] = self._seconds(*key)
+        return duration_s
 
     def _seconds(self, prompt_tokens: int, rows: int) -> float:
         if not prompt_tokens:
@@ -64,13 +64,13 @@ def published() -> Mapping[Key, SplitwiseTable]:
 
 def tables(rows: Iterable[Mapping[str, str]]) -> Mapping[Key, SplitwiseTable]:
     """Times of the rows are in ms; several rows with as many tokens count by their median."""
-    found: dict[Key, dict[int, list[tuple[float, float]]]] = {}
+    points: dict[Key, dict[int, list[tuple[float, float]]]] = {}
     for row in rows:
         key = row["model"], row["hardware"], int(row["tensor_parallel"])
         tokens = int(row["prompt_size"]) * int(row["batch_size"])
         times = float(row["prompt_time"]) / 1e3, float(row["token_time"]) / 1e3
-        found.setdefault(key, {}).setdefault(tokens, []).append(times)
-    return {key: SplitwiseTable(_curve(of, 0), _curve(of, 1)) for key, of in found.items()}
+        points.setdefault(key, {}).setdefault(tokens, []).append(times)
+    return {key: SplitwiseTable(_curve(curves, 0), _curve(curves, 1)) for key, curves in points.items()}
 
 
 def _curve(measured: Mapping[int, list[tuple[float, float]]], column: int) -> Curve:

@@ -24,7 +24,7 @@ class Selection:
     """A batch that is put together within sequences, tokens and memory; at most one task of a request."""
 
     def __init__(self, machine: "PlannedMachine", budget: int = 0) -> None:
-        self._most, self._budget = machine.kind.max_sequences, budget or machine.kind.max_batch_tokens
+        self._max_sequences, self._budget = machine.kind.max_sequences, budget or machine.kind.max_batch_tokens
         self._free = machine.kind.kv_bytes - machine.kv_used
         self._requests: set[PlannedRequest] = set()
         self.tokens = 0
@@ -33,11 +33,11 @@ class Selection:
     def add(self, tasks: Iterable[PhaseTask], *, skip: bool = False) -> None:
         """Add tasks in order up to the first that does not fit. `skip`: one without memory is passed over instead."""
         for task in tasks:
-            if len(self.tasks) == self._most or (self.tasks and self.tokens + task.tokens > self._budget):
+            if len(self.tasks) == self._max_sequences or (self.tasks and self.tokens + task.tokens > self._budget):
                 return
             if task.request in self._requests:
                 continue
-            if not task.held and task.kv_bytes > self._free:
+            if not task.is_held and task.kv_bytes > self._free:
                 if skip:
                     continue
                 return
@@ -57,7 +57,11 @@ class Selection:
         """Add prompts, each with the tokens that are left for it."""
         for task in tasks:
             task.tokens = min(task.left, self._budget - self.tokens)
-            if task.tokens <= 0 or len(self.tasks) == self._most or not (task.held or task.kv_bytes <= self._free):
+            if (
+                task.tokens <= 0
+                or len(self.tasks) == self._max_sequences
+                or not (task.is_held or task.kv_bytes <= self._free)
+            ):
                 return
             self._take(task)
 
@@ -65,7 +69,7 @@ class Selection:
         self.tasks.append(task)
         self._requests.add(task.request)
         self.tokens += task.tokens
-        if not task.held:
+        if not task.is_held:
             self._free -= task.kv_bytes
 
 

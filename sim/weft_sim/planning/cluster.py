@@ -130,8 +130,8 @@ class Cluster:
         """Check the accounts: every request is on at most one machine's books, and KV balances."""
         for machine in self.machines:
             machine.check()
-        held = sum(request.kv_bytes for request in self.requests)
-        assert held == sum(machine.kv_used for machine in self.machines)
+        used_bytes = sum(request.kv_bytes for request in self.requests)
+        assert used_bytes == sum(machine.kv_used for machine in self.machines)
         assert sum(map(len, self.pools.values())) == len(self.machines)
 
     # ---------------------------------------------------------------- where
@@ -241,7 +241,7 @@ class Cluster:
         kv_bytes, transfer, now = self._kv(request.prompt_tokens + 1), self.rules.transfer, self.clock.now
         if target.kv_used + kv_bytes > target.kind.kv_bytes:
             again = partial(self._send, request, source, target, prompt_s)
-            self.clock.after(transfer.retry_s, Rank.DELIVERY, again)
+            self.clock.call_after(transfer.retry_s, Rank.DELIVERY, again)
             return
         target.kv_used += kv_bytes
         request.kv_bytes += kv_bytes

@@ -26,7 +26,7 @@ class Series:
     def seconds(self, steps: int) -> float:
         return steps * (self.first_s + self.growth_s * (steps - 1) / 2)
 
-    def within(self, seconds: float) -> int:
+    def steps_within(self, seconds: float) -> int:
         """Count the steps that are over after `seconds`."""
         if not self.growth_s:
             return min(self.steps, int(seconds // self.first_s))
@@ -62,11 +62,11 @@ class DecodeRun:
                 break
         return total
 
-    def within(self, seconds: float) -> int:
+    def steps_within(self, seconds: float) -> int:
         """Count the steps that are over `seconds` after the begin."""
         done = 0
         for series in self._series:
-            steps = series.within(seconds)
+            steps = series.steps_within(seconds)
             done += steps
             if steps < series.steps:
                 break
@@ -76,13 +76,13 @@ class DecodeRun:
 
 def _series(step_s: Callable[[int], float], low: int, high: int, low_s: float, high_s: float) -> list[Series]:
     """Return the steps from `low` to `high`, both included, as straight pieces."""
-    between = high - low
-    growth_s = (high_s - low_s) / between if between else 0.0
-    if between < 2:
-        return [Series(between + 1, low_s, growth_s)]
+    span = high - low
+    growth_s = (high_s - low_s) / span if span else 0.0
+    if span < 2:
+        return [Series(span + 1, low_s, growth_s)]
     middle = (low + high) // 2
     middle_s, straight_s = step_s(middle), low_s + growth_s * (middle - low)
     if abs(middle_s - straight_s) <= TOLERANCE * straight_s:
-        return [Series(between + 1, low_s, growth_s)]
+        return [Series(span + 1, low_s, growth_s)]
     left = _series(step_s, low, middle, low_s, middle_s)
     return left + _series(step_s, middle + 1, high, step_s(middle + 1), high_s)

@@ -60,9 +60,9 @@ class Design:
             return f"{self.prompts} {prompt}"
         return f"{self.prompts} {prompt} for prompts, {self.tokens} {token.name} for tokens"
 
-    def total(self, of: Callable[[PricedKind], float]) -> float:
-        token = of(self.family.token) if self.family.token is not None else 0.0
-        return self.prompts * of(self.family.prompt) + self.tokens * token
+    def total(self, measure: Callable[[PricedKind], float]) -> float:
+        token = measure(self.family.token) if self.family.token is not None else 0.0
+        return self.prompts * measure(self.family.prompt) + self.tokens * token
 
     def machines(self) -> list[tuple[MachineKind, RunnerRole]]:
         if self.family.token is None:

@@ -86,7 +86,7 @@ def hardware(
         raise BadHardware(f"{', '.join(unknown)}: the table has {', '.join([*entries, *runners])}")
     if measured := [name for name in names if name in runners]:
         return _measured({name: runners[name] for name in measured}, str(model))
-    found, served = list[PricedKind](), None
+    kinds, served = list[PricedKind](), None
     for name in names or entries:
         for count in gpus:
             try:
@@ -94,26 +94,26 @@ def hardware(
             except DoesNotFit:
                 continue
             served = served or _served(model, engine)
-            found.append(_kind(f"{name} x{count}", entries[name], engine, count, limits))
+            kinds.append(_kind(f"{name} x{count}", entries[name], engine, count, limits))
     if served is None:
         raise BadHardware(f"the model fits on none of these with {', '.join(map(str, gpus))} GPUs a runner: give more")
-    return Hardware(served, tuple(found))
+    return Hardware(served, tuple(kinds))
 
 
 def of_splitwise(table: Path | None, names: Sequence[str], model: str, limits: Limits) -> Hardware:
     """Return A100 and H100 with splitwise-sim's performance model, eight GPUs a runner. Raises BadHardware."""
     models = {each.name: each for each in (splitwise.BLOOM_176B, splitwise.LLAMA2_70B)}
-    known = {"a100": splitwise.A100, "h100": splitwise.H100}
+    accelerators = {"a100": splitwise.A100, "h100": splitwise.H100}
     entries, _ = read_table(table or TABLE)
-    if model not in models or any(name not in known for name in names):
-        asked = f"{model} on {', '.join(names)}" if names else model
-        raise BadHardware(f"splitwise-sim has {', '.join(models)} on {', '.join(known)}, not {asked}")
-    found = list[PricedKind]()
-    for name in names or known:
-        kind, entry = splitwise.machine_kind(known[name], models[model]), entries[name]
+    if model not in models or any(name not in accelerators for name in names):
+        query = f"{model} on {', '.join(names)}" if names else model
+        raise BadHardware(f"splitwise-sim has {', '.join(models)} on {', '.join(accelerators)}, not {query}")
+    kinds = list[PricedKind]()
+    for name in names or accelerators:
+        kind, entry = splitwise.machine_kind(accelerators[name], models[model]), entries[name]
         kind = replace(kind, name=f"{name} x8", link_bytes_per_s=8e9 * entry.link_gb_s, **_limits(limits))
-        found.append(PricedKind(kind, 8, 8 * entry.price, 8 * entry.watts, entry.product))
-    return Hardware(models[model], tuple(found))
+        kinds.append(PricedKind(kind, 8, 8 * entry.price, 8 * entry.watts, entry.product))
+    return Hardware(models[model], tuple(kinds))
 
 
 def read_table(path: Path) -> tuple[dict[str, GpuEntry], dict[str, MeasuredRunner]]:
@@ -128,9 +128,9 @@ def read_table(path: Path) -> tuple[dict[str, GpuEntry], dict[str, MeasuredRunne
 
 
 def _entry(kind: type[Entry], path: Path, name: str, values: Mapping[str, Any]) -> Entry:
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := [key for key in values if key not in known]:
-        raise BadHardware(f"{path}, {name}: {', '.join(unknown)} is unknown; there are: {', '.join(sorted(known))}")
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if unknown := [key for key in values if key not in names]:
+        raise BadHardware(f"{path}, {name}: {', '.join(unknown)} is unknown; there are: {', '.join(sorted(names))}")
     try:
         return kind(**values)
     except TypeError as error:

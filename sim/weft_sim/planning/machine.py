@@ -86,7 +86,7 @@ class PlannedMachine:
     def submit(self, task: PhaseTask) -> None:
         request = task.request
         if not request.tasks:
-            insort(self.requests, request, key=lambda other: other.arrived)
+            insort(self.requests, request, key=lambda queued: queued.arrived)
         request.tasks.append(task)
         self._enqueue(task)
         if self._completing:
@@ -106,7 +106,7 @@ class PlannedMachine:
             self.pause()
 
     def _start_with(self, task: PhaseTask) -> None:
-        if not self._stepping.lazy or task.held or self.kv_used + task.kv_bytes <= self.kind.kv_bytes:
+        if not self._stepping.lazy or task.is_held or self.kv_used + task.kv_bytes <= self.kind.kv_bytes:
             self.start()
 
     def _interrupts(self, task: PhaseTask) -> bool:
@@ -122,7 +122,7 @@ class PlannedMachine:
             return
         self._pausing = True
         elapsed_s = self._clock.now - self._began
-        self._steps = min(self._most_steps, self._run.within(elapsed_s) + 1)
+        self._steps = min(self._most_steps, self._run.steps_within(elapsed_s) + 1)
         self._await(self._run.seconds(self._steps) - elapsed_s)
 
     # ---------------------------------------------------------------- iterations
@@ -140,7 +140,7 @@ class PlannedMachine:
             return
         now = self._began = self._clock.now
         for task in self.batch:
-            if not task.held:
+            if not task.is_held:
                 self._begin(task, now)
         self._run = None
         if self._prompts_in_batch:
@@ -178,7 +178,7 @@ class PlannedMachine:
         request = task.request
         self.kv_used += task.kv_bytes
         request.kv_bytes += task.kv_bytes
-        task.held = True
+        task.is_held = True
         if task.is_prompt:
             request.began = now
         else:
@@ -186,7 +186,7 @@ class PlannedMachine:
 
     def _await(self, seconds: float) -> None:
         self._epoch += 1
-        self._clock.after(seconds, Rank.WORK, self._completed, self._epoch)
+        self._clock.call_after(seconds, Rank.WORK, self._completed, self._epoch)
 
     def _completed(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -243,8 +243,8 @@ class PlannedMachine:
         assert len(set(self.waiting) | set(self.batch)) == sum(len(request.tasks) for request in self.requests)
 
     def _enqueue(self, task: PhaseTask) -> None:
-        insort(self.waiting, task, key=lambda other: (other.passed_over, other.request.arrived))
-        if task.is_prompt and task.held:
+        insort(self.waiting, task, key=lambda queued: (queued.passed_over, queued.request.arrived))
+        if task.is_prompt and task.is_held:
             self.prompts.insert(0, task)
         elif task.is_prompt:
             self.prompts.append(task)
@@ -253,7 +253,7 @@ class PlannedMachine:
         self.waiting.remove(task)
         if task.is_prompt:
             self.prompts.remove(task)
-        if task.held:
+        if task.is_held:
             self.preempted.remove(task)
 
     def _count_passed_over(self) -> None:

@@ -35,7 +35,7 @@ class Objective:
     at_first: bool = False
 
     @classmethod
-    def of(cls, metric: str, level: float, seconds: float) -> "Objective":
+    def of_level(cls, metric: str, level: float, seconds: float) -> "Objective":
         """Make the objective of one of METRICS."""
         return cls(metric, level, seconds, PER_REQUEST.get(metric), metric == "ttft")
 
@@ -60,7 +60,9 @@ class Watch:
 
     def __init__(self, objectives: Iterable[Objective], requests: int) -> None:
         self.missed: Objective | None = None
-        self._left = {of: _tolerated(of.level, requests) for of in objectives if of.value is not None}
+        self._left = {
+            objective: _tolerated(objective.level, requests) for objective in objectives if objective.value is not None
+        }
 
     def __call__(self, request: PlannedRequest) -> bool:
         for objective, left in self._left.items():

@@ -24,7 +24,7 @@ class CapacityPlan:
     """
 
     problem: PlanningProblem
-    found: tuple[Found, ...]
+    results: tuple[Found, ...]
     confirmed: Trial | None
     enlarged: int = 0
 
@@ -36,7 +36,9 @@ def families(kinds: Sequence[PricedKind], *, split: bool, unified: bool) -> list
     lengthens more steps by less.
     """
     pairs = [(prompt, token) for prompt, token in product(kinds, kinds) if prompt.gpus == token.gpus]
-    alone = [each for kind in kinds for each in (kind, _with_batch(kind, kind.kind.max_batch_tokens // SMALLER))]
+    alone = [
+        kind_alone for kind in kinds for kind_alone in (kind, _with_batch(kind, kind.kind.max_batch_tokens // SMALLER))
+    ]
     return [Combination(kind) for kind in alone if unified] + [Combination(*pair) for pair in pairs if split]
 
 
@@ -46,28 +48,30 @@ def _with_batch(kind: PricedKind, tokens: int) -> PricedKind:
 
 def plan(
     problem: PlanningProblem,
-    other: PlanningProblem,
+    second: PlanningProblem,
     families: Sequence[Combination],
     jobs: int = 1,
     advance: Callable[[int], None] = lambda _: None,
     *,
     full: bool = False,
 ) -> CapacityPlan:
-    """The smallest design for `problem` that also meets its objectives for the requests of `other`.
+    """The smallest design for `problem` that also meets its objectives for the requests of `second`.
 
     `full`: the smallest design of every family, also where the bounds say that it cannot be the smallest of all.
     """
-    found = tuple(search(problem, families, jobs, advance, full=full))
+    results = tuple(search(problem, families, jobs, advance, full=full))
     best = min(
-        (one.best for one in found if one.best is not None), key=lambda trial: problem.size(trial.design), default=None
+        (family_result.best for family_result in results if family_result.best is not None),
+        key=lambda trial: problem.size(trial.design),
+        default=None,
     )
     if best is None:
-        return CapacityPlan(problem, found, None)
-    confirmed, enlarged = simulate(other, best.design), 0
+        return CapacityPlan(problem, results, None)
+    confirmed, enlarged = simulate(second, best.design), 0
     while not confirmed.met and enlarged < MAX_ENLARGED:
         enlarged += 1
-        confirmed = _enlarged(other, confirmed.design)
-    return CapacityPlan(problem, found, confirmed, enlarged)
+        confirmed = _enlarged(second, confirmed.design)
+    return CapacityPlan(problem, results, confirmed, enlarged)
 
 
 def _enlarged(problem: PlanningProblem, design: Design) -> Trial:
@@ -76,7 +80,7 @@ def _enlarged(problem: PlanningProblem, design: Design) -> Trial:
     if design.family.split:
         larger.append(replace(design, tokens=design.tokens + 1))
     larger.sort(key=problem.size)
-    trials = [simulate(problem, each) for each in larger]
+    trials = [simulate(problem, trial_design) for trial_design in larger]
     if met := [trial for trial in trials if trial.met]:
         return met[0]
     late_prompts = (trials[0].missed or "").startswith("ttft")

@@ -18,20 +18,20 @@ Row = tuple[str, ...]
 def rows(plan: CapacityPlan) -> tuple[Row, list[Row]]:
     """Head and rows of the table: each family's smallest design and its quantiles, the smallest first."""
     objectives = [objective.label.upper() for objective in plan.problem.objectives]
-    searched = [one for one in plan.found if one.ruled_out is None]
-    searched.sort(key=lambda one: plan.problem.size(one.best.design) if one.best else inf)
-    return (*HEAD, *objectives, ""), [_row(plan, one) for one in searched]
+    searched = [family_result for family_result in plan.results if family_result.ruled_out is None]
+    searched.sort(key=lambda family_result: plan.problem.size(family_result.best.design) if family_result.best else inf)
+    return (*HEAD, *objectives, ""), [_row(plan, family_result) for family_result in searched]
 
 
-def _row(plan: CapacityPlan, found: Found) -> Row:
-    count = f"{len(found.trials)}" + (f" of {found.grid}" if found.grid else "")
-    if found.best is None:
-        return (found.family.name, *[""] * 7, count, *[""] * len(plan.problem.objectives), found.why)
-    design, trial = found.best.design, found.best
+def _row(plan: CapacityPlan, family_result: Found) -> Row:
+    count = f"{len(family_result.trials)}" + (f" of {family_result.grid}" if family_result.grid else "")
+    if family_result.best is None:
+        return (family_result.family.name, *[""] * 7, count, *[""] * len(plan.problem.objectives), family_result.reason)
+    design, trial = family_result.best.design, family_result.best
     numbers = (str(design.prompts), str(design.tokens), "") if design.family.split else ("", "", str(design.prompts))
     busy = "/".join(f"{share:.0%}" for share in trial.utilization if share)
     mixed = f"up to {trial.most_mixed} mixed at a time" if trial.most_mixed else ""
-    return (found.family.name, *numbers, *_totals(design), busy, count, *map(seconds, trial.values), mixed)
+    return (family_result.family.name, *numbers, *_totals(design), busy, count, *map(seconds, trial.values), mixed)
 
 
 def _totals(design: Design) -> tuple[str, str, str]:
@@ -42,7 +42,10 @@ def _totals(design: Design) -> tuple[str, str, str]:
 def answer(plan: CapacityPlan, seed: int) -> list[str]:
     """The design, and whether requests of another seed confirm it."""
     if plan.confirmed is None:
-        reasons = [f"  {one.family.name}: {one.why or 'too many runners'}" for one in plan.found]
+        reasons = [
+            f"  {family_result.family.name}: {family_result.reason or 'too many runners'}"
+            for family_result in plan.results
+        ]
         return ["No design meets the objectives:", *reasons, f"Not tried: {NOT_TRIED}."]
     design, trial = plan.confirmed.design, plan.confirmed
     price, kilowatts, gpus = _totals(design)
@@ -50,21 +53,23 @@ def answer(plan: CapacityPlan, seed: int) -> list[str]:
     if plan.enlarged:
         lines.append(f"{plan.enlarged} more than the search found: requests of seed {seed} missed an objective")
     if trial.met:
-        measured = ", ".join(_beside(plan, trial))
+        measured = ", ".join(_missed_lines(plan, trial))
         lines.append(f"Confirmed with other requests, of seed {seed}: {measured}")
     else:
         lines.append(f"NOT confirmed: requests of seed {seed} miss {trial.missed}")
-    simulated = sum(len(one.trials) for one in plan.found)
-    lines.append(f"{simulated} designs of {len(plan.found)} combinations simulated. Not tried: {NOT_TRIED}.")
-    if bounded := [one.ruled_out for one in plan.found if one.ruled_out is not None]:
-        least = ", ".join(f"{each.family.name} ({plan.problem.size(each):,.5g})" for each in bounded)
-        lines.append(f"Ruled out by their bounds, at least (in {UNITS[plan.problem.measure]}): {least}")
+    simulated = sum(len(family_result.trials) for family_result in plan.results)
+    lines.append(f"{simulated} designs of {len(plan.results)} combinations simulated. Not tried: {NOT_TRIED}.")
+    if bounded := [family_result.ruled_out for family_result in plan.results if family_result.ruled_out is not None]:
+        bounds_text = ", ".join(
+            f"{family_bound.family.name} ({plan.problem.size(family_bound):,.5g})" for family_bound in bounded
+        )
+        lines.append(f"Ruled out by their bounds, at least (in {UNITS[plan.problem.measure]}): {bounds_text}")
     return lines
 
 
-def _beside(plan: CapacityPlan, trial: Trial) -> list[str]:
+def _missed_lines(plan: CapacityPlan, trial: Trial) -> list[str]:
     pairs = zip(plan.problem.objectives, trial.values, strict=True)
-    return [f"{of.label} {seconds(value)} (at most {seconds(of.bound)})" for of, value in pairs]
+    return [f"{objective.label} {seconds(value)} (at most {seconds(objective.bound)})" for objective, value in pairs]
 
 
 def seconds(value: float) -> str:
@@ -141,23 +146,26 @@ PROMPT_COLOUR, TOKEN_COLOUR, MIXED_COLOUR = "#4269d0", "#efb118", "#3ca951"
 def picture(plan: CapacityPlan) -> str:
     """SVG: of each combination the smallest design, its runners by role, as long as it costs or draws."""
     measure = MEASURES[plan.problem.measure]
-    found = sorted((one for one in plan.found if one.best is not None), key=lambda one: plan.problem.size(_design(one)))
-    most = max((plan.problem.size(_design(one)) for one in found), default=1.0)
+    ranked = sorted(
+        (family_result for family_result in plan.results if family_result.best is not None),
+        key=lambda one: plan.problem.size(_design(one)),
+    )
+    max_size = max((plan.problem.size(_design(family_result)) for family_result in ranked), default=1.0)
     unit = UNITS[plan.problem.measure]
     parts = [_text(8, 20, f"Smallest design of each combination that meets the objectives, {unit}", 14)]
-    for place, one in enumerate(found):
-        y, design, x = TOP + place * ROW, _design(one), float(LEFT)
+    for place, family_result in enumerate(ranked):
+        y, design, x = TOP + place * ROW, _design(family_result), float(LEFT)
         parts.append(_text(LEFT - 6, y + 14, design.family.name, 11, "end"))
         bars = [(design.prompts, design.family.prompt, PROMPT_COLOUR if design.family.split else MIXED_COLOUR)]
         if design.family.token is not None:
             bars.append((design.tokens, design.family.token, TOKEN_COLOUR))
         for count, kind, colour in bars:
-            wide = count * measure(kind) / most * (WIDTH - LEFT - 80)
+            wide = count * measure(kind) / max_size * (WIDTH - LEFT - 80)
             parts.append(f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{ROW - 8}" fill="{colour}"/>')
             parts.append(_text(x + 4, y + 13, str(count), 11) if wide > 20 else "")
             x += wide
         parts.append(_text(x + 5, y + 14, f"{plan.problem.size(design):,.4g}", 11))
-    y = TOP + len(found) * ROW + 8
+    y = TOP + len(ranked) * ROW + 8
     for place, (name, colour) in enumerate(
         (("prompt", PROMPT_COLOUR), ("token", TOKEN_COLOUR), ("mixed", MIXED_COLOUR))
     ):
@@ -170,9 +178,9 @@ def picture(plan: CapacityPlan) -> str:
     )
 
 
-def _design(found: Found) -> Design:
-    assert found.best is not None
-    return found.best.design
+def _design(family_result: Found) -> Design:
+    assert family_result.best is not None
+    return family_result.best.design
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start") -> str:

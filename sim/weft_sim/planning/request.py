@@ -42,8 +42,8 @@ class PlannedRequest:
 class PhaseTask:
     """One phase of a request. A prompt task has `left` prompt tokens to compute, a token task `left` tokens to decode.
 
-    `tokens` of it are in an iteration; `kv_bytes` are reserved when it begins; `held`: they are; `passed_over` counts
-    the selections that left it out.
+    `tokens`: tokens in the present iteration. `kv_bytes`: reserved at its start, if `is_held`. `passed_over`: number
+    of selections without it.
     """
 
     request: PlannedRequest
@@ -51,6 +51,6 @@ class PhaseTask:
     left: int
     tokens: int
     kv_bytes: int
-    held: bool = False
+    is_held: bool = False
     passed_over: int = 0
     last_at: float = 0.0  # when its latest token came

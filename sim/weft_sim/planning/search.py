@@ -61,18 +61,17 @@ class Trial:
 
 @dataclass(slots=True)
 class Found:
-    """What the search says of a family. `why`: what rules it out, without `best`; or its smallest design by the bounds,
-    which is `ruled_out` by its size.
+    """The result of the search for a family. Without `best`, `reason` excludes the family or `ruled_out` is too large.
 
-    `least`: runners that the bounds ask for; `grid`: designs that could have been smaller than the best elsewhere;
-    `trials`: those that were simulated.
+    `ruled_out`: the smallest design by the bounds. `lower_bound`: the runners by the bounds. `grid`: the number of
+    designs smaller than the best of the other families. `trials`: the simulated designs.
     """
 
     family: Combination
     best: Trial | None = None
-    why: str = ""
+    reason: str = ""
     ruled_out: Design | None = None
-    least: tuple[int, int] = (0, 0)
+    lower_bound: tuple[int, int] = (0, 0)
     grid: int = 0
     trials: list[Trial] = field(default_factory=list[Trial])
 
@@ -96,9 +95,11 @@ def simulate(problem: PlanningProblem, design: Design) -> Trial:
 
 def bounds(problem: PlanningProblem, family: Combination) -> tuple[int, int]:
     """Runners for prompts and for tokens (or for both, and 0) below which they are busy for longer than the trace."""
-    prompt_s = sum(one.prompt_tokens for one in problem.arrivals) * prompt_token_s(family.prompt.kind)
-    rows = sum(one.output_tokens - 1 for one in problem.arrivals)
-    context = sum(one.prompt_tokens + one.output_tokens / 2 for one in problem.arrivals) / len(problem.arrivals)
+    prompt_s = sum(arrival.prompt_tokens for arrival in problem.arrivals) * prompt_token_s(family.prompt.kind)
+    rows = sum(arrival.output_tokens - 1 for arrival in problem.arrivals)
+    context = sum(arrival.prompt_tokens + arrival.output_tokens / 2 for arrival in problem.arrivals) / len(
+        problem.arrivals
+    )
     token_s = rows * decode_row_s((family.token or family.prompt).kind, problem.model, context)
     if family.token is None:
         return max(1, ceil((prompt_s + token_s) / problem.seconds)), 0
@@ -113,8 +114,8 @@ def prompt_token_s(kind: MachineKind) -> float:
 
 def decode_row_s(kind: MachineKind, model: ServedModel, context: float) -> float:
     """Seconds of a decode row in the largest batch that memory and the kind allow, or a better smaller one."""
-    most = min(kind.max_sequences, max(1, int(kind.kv_bytes / (context * model.kv_token_bytes))))
-    sizes = {min(most, 1 << power) for power in range(12)}
+    max_rows = min(kind.max_sequences, max(1, int(kind.kv_bytes / (context * model.kv_token_bytes))))
+    sizes = {min(max_rows, 1 << power) for power in range(12)}
     shapes = [StepShape(decode_rows=rows, context_tokens=int(rows * context)) for rows in sizes]
     return min(kind.model.seconds(shape) / shape.decode_rows for shape in shapes)
 
@@ -131,33 +132,33 @@ class Frontier:
 
     def __init__(self, problem: PlanningProblem, family: Combination, below: float) -> None:
         self._problem, self._family, self._below = problem, family, below
-        self._known: dict[Design, Trial] = {}
-        self.found = Found(family, least=bounds(problem, family))
+        self._trials: dict[Design, Trial] = {}
+        self.outcome = Found(family, lower_bound=bounds(problem, family))
 
     def run(self) -> Found:
-        found, (least, least_tokens) = self.found, self.found.least
-        smallest = Design(self._family, least, least_tokens)
+        outcome, (lower_bound, least_tokens) = self.outcome, self.outcome.lower_bound
+        smallest = Design(self._family, lower_bound, least_tokens)
         if self._problem.size(smallest) >= self._below or smallest.runners > self._problem.max_runners:
-            found.ruled_out = smallest
-            return found
+            outcome.ruled_out = smallest
+            return outcome
         if not (single := alone(self._problem, self._family)).met:
-            found.why = f"{single.missed} is missed by a request that is alone"
-            return found
-        found.grid = self._grid()
+            outcome.reason = f"{single.missed} is missed by a request that is alone"
+            return outcome
+        outcome.grid = self._grid()
         if (start := self._start(smallest)) is None:
-            found.why = self._last_missed()
+            outcome.reason = self._last_missed()
         else:
             self._descend(start)
-        found.trials = list(self._known.values())
-        return found
+        outcome.trials = list(self._trials.values())
+        return outcome
 
     def _meets(self, prompts: int, tokens: int) -> bool:
         design = Design(self._family, prompts, tokens)
-        trial = self._known.get(design)
+        trial = self._trials.get(design)
         if trial is None:
-            trial = self._known[design] = simulate(self._problem, design)
+            trial = self._trials[design] = simulate(self._problem, design)
         if trial.met and self._problem.size(design) < self._below:
-            self._below, self.found.best = self._problem.size(design), trial
+            self._below, self.outcome.best = self._problem.size(design), trial
         return trial.met
 
     def _start(self, smallest: Design) -> Design | None:
@@ -182,14 +183,14 @@ class Frontier:
         return replace(smallest, prompts=floor(smallest.prompts * low), tokens=floor(smallest.tokens * low))
 
     def _descend(self, start: Design) -> None:
-        least, least_tokens = self.found.least
-        prompts = self._bisect(least, start.prompts, lambda count: self._meets(count, start.tokens))
+        lower_bound, least_tokens = self.outcome.lower_bound
+        prompts = self._bisect(lower_bound, start.prompts, lambda count: self._meets(count, start.tokens))
         if not self._family.split:
             return
         self._bisect(least_tokens, start.tokens, lambda count: self._meets(prompts, count))
         for direction in (1, -1):
             idle, count = 0, prompts + direction
-            while idle < PATIENCE and count >= least and (tokens := self._affordable(count)) >= least_tokens:
+            while idle < PATIENCE and count >= lower_bound and (tokens := self._affordable(count)) >= least_tokens:
                 if self._meets(count, tokens):
                     self._bisect(least_tokens, tokens, lambda tokens, count=count: self._meets(count, tokens))
                     idle = 0
@@ -213,16 +214,16 @@ class Frontier:
 
     def _grid(self) -> int:
         """Designs at or above the bounds that are smaller than the best elsewhere."""
-        least, least_tokens = self.found.least
+        lower_bound, least_tokens = self.outcome.lower_bound
         if self._below == inf:
             return 0
         if not self._family.split:
-            return max(0, ceil(self._below / MEASURES[self._problem.measure](self._family.prompt)) - least)
-        counts = range(least, self._problem.max_runners)
+            return max(0, ceil(self._below / MEASURES[self._problem.measure](self._family.prompt)) - lower_bound)
+        counts = range(lower_bound, self._problem.max_runners)
         return sum(max(0, self._affordable(count) - least_tokens + 1) for count in counts)
 
     def _last_missed(self) -> str:
-        trials = list(self._known.values())
+        trials = list(self._trials.values())
         return f"{trials[-1].design.name}: {trials[-1].missed} missed" if trials else "no design in its bounds"
 
 
@@ -243,22 +244,25 @@ def search(
     A family goes on only while it can be smaller than the best before it, unless `full`.
     """
     ordered = sorted(families, key=lambda family: problem.size(Design(family, *bounds(problem, family))))
-    below, found = inf, list[Found]()
+    below, results = inf, list[Found]()
     if jobs == 1:
         for family in ordered:
-            found.append(_searched(problem, family, below))
-            below = inf if full else _smallest(problem, found)
+            results.append(_searched(problem, family, below))
+            below = inf if full else _smallest(problem, results)
             advance(1)
-        return found
+        return results
     with ProcessPoolExecutor(jobs) as pool:
         for first in range(0, len(ordered), jobs):
             wave = [pool.submit(_searched, problem, family, below) for family in ordered[first : first + jobs]]
             for result in wave:
-                found.append(result.result())
+                results.append(result.result())
                 advance(1)
-            below = inf if full else _smallest(problem, found)
-    return found
+            below = inf if full else _smallest(problem, results)
+    return results
 
 
-def _smallest(problem: PlanningProblem, found: Sequence[Found]) -> float:
-    return min((problem.size(one.best.design) for one in found if one.best is not None), default=inf)
+def _smallest(problem: PlanningProblem, results: Sequence[Found]) -> float:
+    return min(
+        (problem.size(family_result.best.design) for family_result in results if family_result.best is not None),
+        default=inf,
+    )

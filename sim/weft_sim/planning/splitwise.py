@@ -51,9 +51,9 @@ class HeapClock(Clock):
     def stop(self) -> None:
         self._ended = True
 
-    def run(self, until: float = inf) -> None:
+    def run(self, end_s: float = inf) -> None:
         self._ended = False
-        while self._heap and self._heap[0].time <= until and not self._ended:
+        while self._heap and self._heap[0].time <= end_s and not self._ended:
             event = heappop(self._heap)
             self.now = event.time
             event.action(*event.arguments)
@@ -65,5 +65,5 @@ class _Event:
     def __init__(self, time: float, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         self.time, self.action, self.arguments = time, action, arguments
 
-    def __lt__(self, other: "_Event") -> bool:
-        return self.time < other.time
+    def __lt__(self, second: "_Event") -> bool:
+        return self.time < second.time

@@ -33,11 +33,11 @@ class Workload:
         chance = random.Random(f"workload/{seed}")
         if self.rate_s is None:
             return self._part(min(requests, len(self.trace)), chance)
-        at_s, found = 0.0, list[TraceArrival]()
+        at_s, arrivals = 0.0, list[TraceArrival]()
         for _ in range(requests):
             at_s += chance.expovariate(self.rate_s)
-            found.append(replace(self._drawn(chance), at_s=at_s))
-        return tuple(found)
+            arrivals.append(replace(self._drawn(chance), at_s=at_s))
+        return tuple(arrivals)
 
     def _drawn(self, chance: random.Random) -> TraceArrival:
         if self.prompt is not None and self.output is not None:

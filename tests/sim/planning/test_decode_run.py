@@ -38,5 +38,5 @@ def test_the_sum_is_that_of_single_steps(
     assert run.seconds(some) == pytest.approx(sum(singles[:some]), rel=1e-9)
     if some < steps:
         in_the_middle_of_the_next = sum(singles[:some]) + singles[some] / 2
-        assert run.within(in_the_middle_of_the_next) == some
-    assert run.within(sum(singles) * 2) == steps
+        assert run.steps_within(in_the_middle_of_the_next) == some
+    assert run.steps_within(sum(singles) * 2) == steps

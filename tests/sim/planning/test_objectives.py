@@ -16,7 +16,7 @@ def request(ttft_s: float, e2e_s: float, tokens: int = 11) -> PlannedRequest:
 
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=60), st.sampled_from([0.5, 0.9, 0.99]))
 def test_a_run_ends_early_only_if_the_objective_is_missed(values: list[float], level: float) -> None:
-    watch = Watch([Objective.of("e2e", level, 1.0)], len(values))
+    watch = Watch([Objective.of_level("e2e", level, 1.0)], len(values))
     ended = [watch(request(0.0, value)) for value in values]
     if any(ended):
         assert quantile(values, level) > 1.0
@@ -25,7 +25,7 @@ def test_a_run_ends_early_only_if_the_objective_is_missed(values: list[float], l
 
 
 def test_times_to_the_first_token_count_when_it_is_there() -> None:
-    watch = Watch([Objective.of("ttft", 0.5, 1.0), Objective.of("tpot", 0.5, 1.0)], 1)
+    watch = Watch([Objective.of_level("ttft", 0.5, 1.0), Objective.of_level("tpot", 0.5, 1.0)], 1)
     first = PlannedRequest(0, 0.0, 10, 11, first_at=2.0)
     assert watch(first)
     assert watch.missed is not None

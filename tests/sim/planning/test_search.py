@@ -39,7 +39,7 @@ class Speed:
 FAST = PricedKind(MachineKind("fast", Speed(2e-5, 1e-4), 40_000_000, 64, 512), 1, 3.0, 700)
 CHEAP = PricedKind(MachineKind("cheap", Speed(8e-5, 1.5e-4), 40_000_000, 64, 512), 1, 1.0, 300)
 WORKLOAD = Workload(rate_s=60, prompt=distribution("lognormal:400,0.5"), output=distribution("uniform:20,60"))
-OBJECTIVES = (Objective.of("ttft", 0.9, 0.15), Objective.of("tbt", 0.99, 0.02))
+OBJECTIVES = (Objective.of_level("ttft", 0.9, 0.15), Objective.of_level("tbt", 0.99, 0.02))
 
 
 def problem(measure: str = "cost", seed: int = 0, requests: int = 200) -> PlanningProblem:
@@ -76,10 +76,10 @@ def test_a_family_whose_bound_is_not_smaller_is_not_simulated() -> None:
 
 
 def test_a_family_that_no_lone_request_can_use_is_not_searched() -> None:
-    strict = replace(problem(), objectives=(Objective.of("ttft", 0.5, 0.001),))
+    strict = replace(problem(), objectives=(Objective.of_level("ttft", 0.5, 0.001),))
     found = Frontier(strict, Combination(CHEAP), inf).run()
     assert (found.best, found.trials) == (None, [])
-    assert "alone" in found.why
+    assert "alone" in found.reason
 
 
 def test_processes_search_as_one_does() -> None:
@@ -96,7 +96,7 @@ def test_a_plan_is_the_smallest_of_all_families_and_holds_for_other_requests(mea
     found = plan(problem(measure), problem(measure, seed=1, requests=400), every)
     assert found.confirmed is not None
     assert found.confirmed.met
-    smallest = min(found.problem.size(one.best.design) for one in found.found if one.best is not None)
+    smallest = min(found.problem.size(one.best.design) for one in found.results if one.best is not None)
     assert found.problem.size(found.confirmed.design) >= smallest
     if not found.enlarged:
         assert found.problem.size(found.confirmed.design) == smallest

@@ -120,7 +120,7 @@ def test_a_pool_whose_template_asks_for_a_gpu_is_planned_as_the_cuda_executor_pl
     assert plan.usage[MemoryTier.HOST].weights > 0
     assert plan.predicted.token.to_device_s > 0.0
     helping = [Change(**one) for one in answer["helps"]]
-    assert {"half as much host memory more", "copies twice as fast"} < {one.what for one in helping}
+    assert {"half as much host memory more", "copies twice as fast"} < {one.subject for one in helping}
     text = "\n".join(report(searched(files, ON_GPU), {0: plan}, helping))
     assert "host to device" in text
 

@@ -94,7 +94,7 @@ def test_a_folder_whose_name_is_no_models_is_named_and_the_others_are_served(
     print_manifests(manifests(parse(asked), lambda: ROOMY))
     (printed := tmp_path / "printed.yaml").write_text(capfd.readouterr().out)
     assert model_names(load_manifests([printed])) == ["model", "up-per", *([name] if name else []), "named"]
-    assert [line for line in parse(asked).said if said and said in line] == list(parse(asked).said)
+    assert [line for line in parse(asked).notes if said and said in line] == list(parse(asked).notes)
 
 
 def test_repositories_and_uris_are_named_as_they_are() -> None:

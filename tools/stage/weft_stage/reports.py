@@ -20,4 +20,4 @@ async def listed(admin: supervisor_pb2_grpc.AdminStub) -> supervisor_pb2.ListRun
 
 
 def books(answer: supervisor_pb2.ListRunnersResponse) -> list[RunnerBook]:
-    return [RunnerBook.of(REPORTED.read(one)) for one in answer.runners]
+    return [RunnerBook.of_report(REPORTED.read(one)) for one in answer.runners]

@@ -49,8 +49,8 @@ class ReceivedReport(RunnerReport):
 
 
 def _check_spec(spec: RunnerSpec) -> None:
-    if spec.max_context_tokens > (held := spec.total_pages * spec.page_tokens):
-        raise PeerError(f"max_context_tokens {spec.max_context_tokens} are more than its pages hold: {held}")
+    if spec.max_context_tokens > (n_tokens := spec.total_pages * spec.page_tokens):
+        raise PeerError(f"max_context_tokens {spec.max_context_tokens} are more than its pages hold: {n_tokens}")
 
 
 SPEC = Pair(RunnerSpec, spb.RunnerHello, check=_check_spec, who=lambda m: f"runner {quoted(m.runner.uuid)}: ")

@@ -22,8 +22,10 @@ class Direction(Generic[E, M]):
         pairs."""
         self.envelope, self._sender = envelope, sender
         self.pairs: dict[str, Any] = {
-            name: plain(of, envelope.DESCRIPTOR.fields_by_name[name].message_type) if isinstance(of, type) else of
-            for name, of in messages.items()
+            name: plain(message_type, envelope.DESCRIPTOR.fields_by_name[name].message_type)
+            if isinstance(message_type, type)
+            else message_type
+            for name, message_type in messages.items()
         }
         self._fields = {pair.of: (name, pair) for name, pair in self.pairs.items()}
 

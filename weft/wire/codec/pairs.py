@@ -280,7 +280,7 @@ class _Code:
             self.lines.append(f"{condition}{to} = {self._cut(hint, field, got)}")
 
     def _cut(self, hint: _Hint, field: FieldDescriptor, got: str) -> str:
-        return f"{got}[:{self._bound(hint, field).most}]" if hint.bound and hint.bound.cut else got
+        return f"{got}[:{self._bound(hint, field).maximum}]" if hint.bound and hint.bound.cut else got
 
     # ---------------------------------------------------------------- reading
 
@@ -337,10 +337,10 @@ class _Code:
     def _read_many(self, hint: _Hint, field: FieldDescriptor) -> str:
         bound, local = self._bound(hint, field), self._local(f"m.{field.name}")
         if bound.cut:
-            local = self._local(f"{local}[:{bound.most}]")
-        elif bound.most < INTEGERS[FieldDescriptor.CPPTYPE_UINT32][1] or bound.least:
-            what = bound.what or f"the number of {field.name}"
-            self._refuse(f"not {bound.least} <= len({local}) <= {bound.most}", _length(bound, what), local)
+            local = self._local(f"{local}[:{bound.maximum}]")
+        elif bound.maximum < INTEGERS[FieldDescriptor.CPPTYPE_UINT32][1] or bound.minimum:
+            what = bound.subject or f"the number of {field.name}"
+            self._refuse(f"not {bound.minimum} <= len({local}) <= {bound.maximum}", _length(bound, what), local)
         if _is_map(field):
             return self._read_map(hint, field, local)
         element = hint.element()
@@ -367,21 +367,23 @@ class _Code:
             raise self._wrong(f"has another type of {field.name}")
         if field.cpp_type in INTEGERS:
             bound, (least, most) = self._bound(hint, field), INTEGERS[field.cpp_type]
-            if bound.least < least or bound.most > most:
+            if bound.minimum < least or bound.maximum > most:
                 raise self._wrong(f"has a bound of {field.name} that it cannot carry")
-            above = [f"{local} > {bound.most}"] if bound.most < most else []
-            below = [f"{local} < {bound.least}"] if bound.least > least else []
-            refuse = partial(check_number, what=bound.what or field.name, most=bound.most, least=bound.least)
+            above = [f"{local} > {bound.maximum}"] if bound.maximum < most else []
+            below = [f"{local} < {bound.minimum}"] if bound.minimum > least else []
+            refuse = partial(
+                check_number, subject=bound.subject or field.name, maximum=bound.maximum, minimum=bound.minimum
+            )
             self._refuse(" or ".join(above + below), refuse, local)
         elif hint.of in (str, bytes):
             bound = self._bound(hint, field)
             if bound.cut:
-                return f"{local}[:{bound.most}]"
-            refuse = partial(check_non_empty, what=bound.what or field.name, most=bound.most)
+                return f"{local}[:{bound.maximum}]"
+            refuse = partial(check_non_empty, subject=bound.subject or field.name, max_chars=bound.maximum)
             if hint.of is bytes:
-                refuse = _length(bound, bound.what or f"the length of {field.name}")
-            below = f"{bound.least} > len({local}) or " if bound.least else ""
-            self._refuse(f"{below}len({local}) > {bound.most}", refuse, local)
+                refuse = _length(bound, bound.subject or f"the length of {field.name}")
+            below = f"{bound.minimum} > len({local}) or " if bound.minimum else ""
+            self._refuse(f"{below}len({local}) > {bound.maximum}", refuse, local)
         return local
 
     def _refuse(self, condition: str, refuse: Callable[[Any], object], local: str) -> None:
@@ -397,11 +399,11 @@ def _is_set(member: _Member, field: FieldDescriptor) -> bool:
     """Whether the field has its default where it is unset, and that is not its type's zero."""
     if member.default is MISSING or not member.default or field.has_presence:
         return False
-    return member.hint.of in (int, float, str) and not (member.hint.bound and member.hint.bound.least)
+    return member.hint.of in (int, float, str) and not (member.hint.bound and member.hint.bound.minimum)
 
 
 def _length(bound: Bound, what: str) -> Callable[[Any], object]:
-    return lambda value: check_number(len(value), what, bound.most, bound.least)
+    return lambda value: check_number(len(value), what, bound.maximum, bound.minimum)
 
 
 def _unknown(of: type, verdict: str) -> Callable[[Any], object]:

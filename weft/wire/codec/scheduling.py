@@ -53,8 +53,10 @@ def outcome_from_bytes(record: bytes) -> Outcome:
 
 
 def _check_fleet(fleet: FleetReport) -> None:
-    most = MAX_LISTED_ADAPTERS + MAX_LISTED_RUNNERS * MIN_LISTED
-    check_number(sum([len(runner.adapters) for runner in fleet.runners]), "the number of adapters on runners", most)
+    max_adapters = MAX_LISTED_ADAPTERS + MAX_LISTED_RUNNERS * MIN_LISTED
+    check_number(
+        sum([len(runner.adapters) for runner in fleet.runners]), "the number of adapters on runners", max_adapters
+    )
 
 
 GatewayMessage = (

@@ -104,30 +104,30 @@ class GatewayMetrics:
 
     def count_request(self, model: str | None, status: int, code: str = "") -> None:
         """One answer; 499: the client went away; `code`: of an error. Without a known model the label is "-"."""
-        label = self._models.of(model) if model else NO_MODEL
+        label = self._models.label_of(model) if model else NO_MODEL
         for counts in self._counts_of(label):
-            counts.requests.of(label, str(status)).inc()
+            counts.requests.child_of(label, str(status)).inc()
         if code == "queue_full" and (route := self._routes.get(model or "")):
             self._queue.rejections[route.pool] += 1
 
     def count_finish(self, finish: Finish) -> None:
         """An answer that has ended. Times are those of interactive ones: nobody waits for a line of a batch."""
         outcome, tokens = finish.outcome, finish.outcome.completion_tokens
-        label = self._models.of(outcome.model_name)
+        label = self._models.label_of(outcome.model_name)
         for counts in self._counts_of(label):
             if outcome.choice == 0:  # the answers of a request have one prompt
-                counts.prompt_tokens.of(label).inc(outcome.prompt_tokens)
-            counts.tokens.of(label).inc(tokens)
+                counts.prompt_tokens.child_of(label).inc(outcome.prompt_tokens)
+            counts.tokens.child_of(label).inc(tokens)
         self.migrations.inc(outcome.migrations)
         self.overruns.inc(outcome.doublings > 0)
         if finish.priority is Priority.BATCH:
             return
-        pool = self._pools.of(outcome.pool)
-        self._total.of(pool).observe(finish.total_s)
+        pool = self._pools.label_of(outcome.pool)
+        self._total.child_of(pool).observe(finish.total_s)
         if finish.ttft_s is not None:
-            self._ttft.of(pool, self._timed.of(outcome.model_name)).observe(finish.ttft_s)
+            self._ttft.child_of(pool, self._timed.label_of(outcome.model_name)).observe(finish.ttft_s)
             if tokens > 1:
-                self._per_token.of(pool).observe((finish.total_s - finish.ttft_s) / (tokens - 1))
+                self._per_token.child_of(pool).observe((finish.total_s - finish.ttft_s) / (tokens - 1))
 
     def on_routes(self) -> None:
         """End the series of the models and pools that the route table has no more."""
