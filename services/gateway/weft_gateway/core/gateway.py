@@ -111,9 +111,8 @@ class Gateway:
             case _:
                 assert event is TICK
                 effects = []
-                while (
-                    key := self._timers.take_due(now)
-                ) is not None:  # the handling of a deadline may clear a further deadline
+                # Each is taken singly: the handling of a deadline may clear a further deadline.
+                while (key := self._timers.take_due(now)) is not None:
                     effects += self._on_deadline(key, now)
         if self.admission.draining:
             effects += self._drained(now)
