@@ -28,13 +28,13 @@ LIST_HINT = "`weft batch list` shows your batches"
 Batch = dict[str, Any]
 
 
-class Batches:
+class BatchApiClient:
     """The batches of one caller at one gateway."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url, self._http = url, gateway_client(url, key)
 
-    def __enter__(self) -> "Batches":
+    def __enter__(self) -> "BatchApiClient":
         return self
 
     def __exit__(self, *_: object) -> None:

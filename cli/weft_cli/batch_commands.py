@@ -9,7 +9,7 @@ from weft_cli.errors import BadInput
 from weft_cli.options import GatewayUrl, Key, gateway_of, on_stack
 
 if TYPE_CHECKING:
-    from weft_cli.stack import Stack
+    from weft_cli.stack import StackClient
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="File for the answers, a line each; those of failed lines go beside it.")
@@ -32,7 +32,7 @@ batch_app = typer.Typer(
 @batch_app.command("run")
 @on_stack
 def batch_run(
-    stack: "Stack",
+    stack: "StackClient",
     file: Annotated[Path, typer.Argument(help="JSON lines, as OpenAI's Batch API takes them.")],
     output: Output,
     delete_files: Annotated[
@@ -51,16 +51,16 @@ def batch_run(
 
     Exit codes: 0 every line is answered, 1 some failed, 2 the command line or the file is wrong, 130 Ctrl-C.
     """
-    from weft_cli.batch import Batches
+    from weft_cli.batch import BatchApiClient
 
-    with Batches(gateway_of(stack, url), key) as batches:
+    with BatchApiClient(gateway_of(stack, url), key) as batches:
         return batches.run(file, output, delete_files=delete_files)
 
 
 @batch_app.command("wait")
 @on_stack
 def batch_wait(
-    stack: "Stack",
+    stack: "StackClient",
     batch: BatchId,
     output: Output,
     delete_files: Annotated[
@@ -70,45 +70,45 @@ def batch_wait(
     key: Key = None,
 ) -> int:
     """Wait for a batch and fetch its answers: `weft batch wait BATCH -o out.jsonl`. Exit codes as of `run`."""
-    from weft_cli.batch import Batches
+    from weft_cli.batch import BatchApiClient
 
-    with Batches(gateway_of(stack, url), key) as batches:
+    with BatchApiClient(gateway_of(stack, url), key) as batches:
         return batches.wait(batch, output, delete_files=delete_files)
 
 
 @batch_app.command("list")
 @on_stack
-def batch_list(stack: "Stack", url: GatewayUrl = None, key: Key = None) -> None:
+def batch_list(stack: "StackClient", url: GatewayUrl = None, key: Key = None) -> None:
     """List your newest 100 batches, the newest first."""
-    from weft_cli.batch import Batches
+    from weft_cli.batch import BatchApiClient
 
-    with Batches(gateway_of(stack, url), key) as batches:
+    with BatchApiClient(gateway_of(stack, url), key) as batches:
         batches.list()
 
 
 @batch_app.command("get")
 @on_stack
 def batch_get(
-    stack: "Stack",
+    stack: "StackClient",
     batch: BatchId,
     output: Annotated[str, typer.Option("--output", "-o", help="json or yaml.")] = "yaml",
     url: GatewayUrl = None,
     key: Key = None,
 ) -> None:
     """Show everything about one batch, as the API gives it."""
-    from weft_cli.batch import Batches
+    from weft_cli.batch import BatchApiClient
 
     if output not in ("json", "yaml"):
         raise BadInput(f"there is no output {output!r}", "there are: json, yaml")
-    with Batches(gateway_of(stack, url), key) as batches:
+    with BatchApiClient(gateway_of(stack, url), key) as batches:
         batches.show(batch, output)
 
 
 @batch_app.command("cancel")
 @on_stack
-def batch_cancel(stack: "Stack", batch: BatchId, url: GatewayUrl = None, key: Key = None) -> None:
+def batch_cancel(stack: "StackClient", batch: BatchId, url: GatewayUrl = None, key: Key = None) -> None:
     """End a batch; lines that are answered stay, `weft batch wait BATCH -o out.jsonl` fetches them."""
-    from weft_cli.batch import Batches
+    from weft_cli.batch import BatchApiClient
 
-    with Batches(gateway_of(stack, url), key) as batches:
+    with BatchApiClient(gateway_of(stack, url), key) as batches:
         batches.cancel(batch)

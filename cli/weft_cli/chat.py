@@ -44,7 +44,7 @@ def chat(model: Model, text: str | None, system: str | None) -> int:
     messages = [{"role": "system", "content": system}] if system else []
     with _client(model) as http:
         if text is None and sys.stdin.isatty():
-            return Session(model, http, messages, _line).run()
+            return ChatSession(model, http, messages, _line).run()
         question = _piped() if text is None or text == "-" else text
         if not question.strip():
             raise BadInput("there is nothing to ask", "`weft chat MODEL TEXT`, or text on standard input")
@@ -52,7 +52,7 @@ def chat(model: Model, text: str | None, system: str | None) -> int:
         return 0
 
 
-class Session:
+class ChatSession:
     """A conversation. `line(prompt)` gives what a person types; EOFError ends it."""
 
     def __init__(self, model: Model, http: httpx2.Client, messages: list[Message], line: Callable[[str], str]) -> None:

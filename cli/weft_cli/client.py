@@ -42,7 +42,7 @@ class ObjectApi(Protocol):
         ...
 
 
-class Controller:
+class ControllerClient:
     """Talks to the controller of one data directory. Every method raises NotRunning or CommandError."""
 
     def __init__(self, data_dir: Path) -> None:

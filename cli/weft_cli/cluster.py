@@ -20,7 +20,7 @@ from weft_cli.client import TIMEOUT_S, Object, ObjectApi, quoted, request
 from weft_cli.errors import CommandError, NotThere
 from weft_cli.kubectl import Kubectl
 from weft_cli.output import say, table
-from weft_cli.runners import Certificate, Supervisor, certificate_from
+from weft_cli.runners import Certificate, SupervisorClient, certificate_from
 
 API = "/apis/serving.weft.dev/v1alpha1"
 MANAGER = "weft"
@@ -69,15 +69,15 @@ class ClusterStack:
         """The namespace of the flag, else that of the context, as kubectl has it."""
         return name or self._kubectl.run("config", "view", "--minify", "-o", "jsonpath={..namespace}") or "default"
 
-    def supervisor(self, address: str | None, tls_dir: Path | None) -> Supervisor:
+    def supervisor(self, address: str | None, tls_dir: Path | None) -> SupervisorClient:
         """Reach every supervisor that runs, each through a port-forward, with the certificate of people."""
         if address is not None:
-            return Supervisor((address,), certificate_from(tls_dir))
+            return SupervisorClient((address,), certificate_from(tls_dir))
         pods = [pod for pod in self._pods("supervisor") if pod["status"].get("phase") == "Running"]
         if not pods:
             raise CommandError(f"no supervisor runs in namespace {self._namespace}", "`weft status` shows the pods")
         certificate = certificate_from(tls_dir) if tls_dir or not _has_tls(pods[0]) else self._certificate()
-        return Supervisor(tuple(self._forward(f"pod/{_name(pod)}", PEERS_PORT) for pod in pods), certificate)
+        return SupervisorClient(tuple(self._forward(f"pod/{_name(pod)}", PEERS_PORT) for pod in pods), certificate)
 
     def gateway_url(self) -> str:
         """Open a port-forward to the gateway's Service."""

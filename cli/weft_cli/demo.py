@@ -32,7 +32,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     """What a model said. `error` is set when it said nothing right."""
 
     question: Question
@@ -95,13 +95,13 @@ def _bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-async def ask_all(url: str, questions: Sequence[Question]) -> list[Answer]:
+async def ask_all(url: str, questions: Sequence[Question]) -> list[DemoAnswer]:
     """Ask every question at the same time, each streamed."""
     async with httpx2.AsyncClient(base_url=url, timeout=ASK_S, trust_env=False) as http:
         return list(await asyncio.gather(*(ask(http, question) for question in questions)))
 
 
-async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
+async def ask(http: httpx2.AsyncClient, question: Question) -> DemoAnswer:
     """One streamed chat completion."""
     began, pieces = time.perf_counter(), list[str]()
     body = {
@@ -116,7 +116,7 @@ async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
         async with http.stream("POST", "/v1/chat/completions", json=body, headers=_bearer(question.key)) as response:
             if not response.is_success:
                 error = refusal_of(await response.aread(), response.status_code)
-                return Answer(question, "", 1000 * (time.perf_counter() - began), error)
+                return DemoAnswer(question, "", 1000 * (time.perf_counter() - began), error)
             lines = Lines()
             async for data in response.aiter_bytes():
                 for event in map(event_of, lines.feed(data)):
@@ -127,10 +127,10 @@ async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
         error = f"the gateway sent {failure}"
     except httpx2.HTTPError as failure:
         error = f"{type(failure).__name__}: {failure}"
-    return Answer(question, "".join(pieces), 1000 * (time.perf_counter() - began), error)
+    return DemoAnswer(question, "".join(pieces), 1000 * (time.perf_counter() - began), error)
 
 
-def print_answers(answers: Sequence[Answer]) -> None:
+def print_answers(answers: Sequence[DemoAnswer]) -> None:
     """Print a table: model, prompt, answer, right?, ms."""
     say("")
     if sys.stdout.isatty():
@@ -144,7 +144,7 @@ def print_answers(answers: Sequence[Answer]) -> None:
     say(f"\n{sum(a.right for a in answers)} of {len(answers)} right, asked at the same time")
 
 
-def _print_rich(answers: Sequence[Answer]) -> None:
+def _print_rich(answers: Sequence[DemoAnswer]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from weft.domain.text import sanitize
 from weft_cli.output import NONE, Object, age, dump, short, table
-from weft_cli.runners import Runner
+from weft_cli.runners import RunnerRow
 
 
-def describe_adapter(obj: Object, runners: Sequence[Runner], now: float, unknown: str = "") -> list[str]:
+def describe_adapter(obj: Object, runners: Sequence[RunnerRow], now: float, unknown: str = "") -> list[str]:
     """Describe a LoRAAdapter: conditions with advice, and its residency on each runner. `unknown`: why runners are not
     known."""
     status = obj.get("status", {})
@@ -58,7 +58,7 @@ def _canary(status: Object, spec: Object) -> str:
     return "; ".join(parts)
 
 
-def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: str = "") -> list[str]:
+def describe_pool(obj: Object, runners: Sequence[RunnerRow], now: float, unknown: str = "") -> list[str]:
     """Describe a ServingPool: conditions with advice, and its runners."""
     status = obj.get("status", {})
     ref = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
@@ -121,7 +121,7 @@ def describe_key(obj: Object, now: float) -> list[str]:
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now)]
 
 
-def describe_runner(runner: Runner) -> list[str]:
+def describe_runner(runner: RunnerRow) -> list[str]:
     """Describe a runner: its room, and which adapters it has where."""
     facts = {
         "Runner": runner.called,

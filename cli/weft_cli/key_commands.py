@@ -7,7 +7,7 @@ import typer
 from weft_cli.options import SupervisorAt, TlsDir, on_stack
 
 if TYPE_CHECKING:
-    from weft_cli.stack import Stack
+    from weft_cli.stack import StackClient
 
 key_app = typer.Typer(no_args_is_help=True, help="API keys: who may call which namespace's models.")
 
@@ -15,7 +15,7 @@ key_app = typer.Typer(no_args_is_help=True, help="API keys: who may call which n
 @key_app.command("create")
 @on_stack
 def key_create(
-    stack: "Stack",
+    stack: "StackClient",
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="Namespace whose models the key may call; not with scope platform.")
     ] = "",
@@ -47,16 +47,16 @@ def key_create(
 
     - `weft key create -n acme -o secret | kubectl apply -f -`  for pods of that namespace
     """
-    from weft_cli.keys import NewKey, create
+    from weft_cli.keys import CreatedKey, create
 
-    new = NewKey(namespace, note, scope, models or (), expires)
+    new = CreatedKey(namespace, note, scope, models or (), expires)
     create(stack.supervisor(address, tls_dir), new, output)
 
 
 @key_app.command("revoke")
 @on_stack
 def key_revoke(
-    stack: "Stack",
+    stack: "StackClient",
     key_id: Annotated[str, typer.Argument(help="The key's id, as `weft key list` shows it.")],
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
@@ -69,7 +69,7 @@ def key_revoke(
 
 @key_app.command("list")
 @on_stack
-def key_list(stack: "Stack", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
+def key_list(stack: "StackClient", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
     """List every key by its id, never the key itself."""
     from weft_cli.keys import list_keys
 

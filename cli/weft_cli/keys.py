@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.output import age, dump, note, say, table
-from weft_cli.runners import TIMEOUT_S, Supervisor, ask
+from weft_cli.runners import TIMEOUT_S, SupervisorClient, ask
 
 if TYPE_CHECKING:
     from weft.wire.v1.supervisor_pb2 import KeyInfo
@@ -18,7 +18,7 @@ UNITS = {"h": 3_600, "d": 86_400, "w": 7 * 86_400}
 
 
 @dataclass(frozen=True, slots=True)
-class NewKey:
+class CreatedKey:
     """The purpose of a key that is to be made."""
 
     namespace: str
@@ -28,7 +28,7 @@ class NewKey:
     expires: str | None  # as typed
 
 
-def create(supervisor: Supervisor, new: NewKey, output: str) -> None:
+def create(supervisor: SupervisorClient, new: CreatedKey, output: str) -> None:
     """Make a key. The key, or a Secret with it, goes to standard output alone, so that a script can keep it."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
@@ -49,7 +49,7 @@ def create(supervisor: Supervisor, new: NewKey, output: str) -> None:
     say(dump(_secret(new.namespace, made.key_id, made.key), "yaml") if output == "secret" else made.key)
 
 
-def replace_keys(supervisor: Supervisor, namespaces: Sequence[str], note: str) -> dict[str, str]:
+def replace_keys(supervisor: SupervisorClient, namespaces: Sequence[str], note: str) -> dict[str, str]:
     """Make a new key for each namespace, and revoke earlier keys with this note. Raises CommandError."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
@@ -60,7 +60,7 @@ def replace_keys(supervisor: Supervisor, namespaces: Sequence[str], note: str) -
     return {name: _made(supervisor, pb.CreateKeyRequest(namespace=name, note=note)).key for name in namespaces}
 
 
-def _made(supervisor: Supervisor, request: Any) -> Any:
+def _made(supervisor: SupervisorClient, request: Any) -> Any:
     return ask(supervisor, lambda admin: admin.CreateKey(request, timeout=TIMEOUT_S))
 
 
@@ -79,7 +79,7 @@ def _secret(namespace: str, key_id: str, key: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": {"key": key}}
 
 
-def revoke(supervisor: Supervisor, key_id: str) -> None:
+def revoke(supervisor: SupervisorClient, key_id: str) -> None:
     from weft.wire.v1 import supervisor_pb2 as pb
 
     request = pb.RevokeKeyRequest(key_id=key_id)
@@ -88,7 +88,7 @@ def revoke(supervisor: Supervisor, key_id: str) -> None:
     say(f"key/{key_id} revoked")
 
 
-def list_keys(supervisor: Supervisor) -> None:
+def list_keys(supervisor: SupervisorClient) -> None:
     from weft.wire.v1 import supervisor_pb2 as pb
 
     keys = ask(supervisor, lambda admin: admin.ListKeys(pb.ListKeysRequest(), timeout=TIMEOUT_S)).keys

@@ -7,7 +7,7 @@ import typer
 from weft_cli.options import SupervisorAt, TlsDir, on_stack
 
 if TYPE_CHECKING:
-    from weft_cli.stack import Stack
+    from weft_cli.stack import StackClient
 
 limit_app = typer.Typer(no_args_is_help=True, help="Limits of namespaces and keys: requests, tokens, concurrency.")
 Whose = Annotated[
@@ -24,7 +24,7 @@ Model = Annotated[
 @limit_app.command("set")
 @on_stack
 def limit_set(
-    stack: "Stack",
+    stack: "StackClient",
     limits: Annotated[
         list[str] | None,
         typer.Argument(
@@ -58,7 +58,7 @@ def limit_set(
 @limit_app.command("delete")
 @on_stack
 def limit_delete(
-    stack: "Stack",
+    stack: "StackClient",
     namespace: Whose = None,
     key: OfKey = None,
     model: Model = "",
@@ -73,7 +73,7 @@ def limit_delete(
 
 @limit_app.command("list")
 @on_stack
-def limit_list(stack: "Stack", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
+def limit_list(stack: "StackClient", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
     """List every limit, and which quotas are used up today."""
     from weft_cli.limits import list_limits
 
@@ -82,7 +82,7 @@ def limit_list(stack: "Stack", address: SupervisorAt = None, tls_dir: TlsDir = N
 
 @on_stack
 def usage(
-    stack: "Stack",
+    stack: "StackClient",
     since: Annotated[str, typer.Option(help="A number of days (7d), or the first day (2026-11-01); UTC.")] = "30d",
     by: Annotated[
         str, typer.Option(help="Sum by: day, namespace, model, key; several with commas.")

@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from weft.domain.limits import MAX_LIMIT_VALUE
 from weft_cli.errors import BadInput
 from weft_cli.output import note, say, table
-from weft_cli.runners import TIMEOUT_S, Supervisor, ask
+from weft_cli.runners import TIMEOUT_S, SupervisorClient, ask
 
 EPOCH = date(1970, 1, 1)
 NUMBER = re.compile(r"[0-9]{1,16}")
@@ -44,7 +44,7 @@ def limits_of(words: Sequence[str]) -> dict[str, int]:
     return values
 
 
-def set_limit(supervisor: Supervisor, subject: str, model: str, values: dict[str, int]) -> None:
+def set_limit(supervisor: SupervisorClient, subject: str, model: str, values: dict[str, int]) -> None:
     """Set limits in place of what was set for the same subject and model; nothing set deletes it."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
@@ -56,7 +56,7 @@ def set_limit(supervisor: Supervisor, subject: str, model: str, values: dict[str
     say(f"limits of {whose} {'set' if any(values.values()) else 'deleted'}")
 
 
-def list_limits(supervisor: Supervisor) -> None:
+def list_limits(supervisor: SupervisorClient) -> None:
     from weft.wire.v1 import supervisor_pb2 as pb
 
     rules = ask(supervisor, lambda admin: admin.ListLimits(pb.ListLimitsRequest(), timeout=TIMEOUT_S)).limits
@@ -75,7 +75,7 @@ def list_limits(supervisor: Supervisor) -> None:
     say("\n".join(table(("SUBJECT", "MODEL", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT", "TOKENS/DAY", "DAY"), rows)))
 
 
-def usage(supervisor: Supervisor, first_day: str, group: str, namespace: str, *, as_csv: bool) -> None:
+def usage(supervisor: SupervisorClient, first_day: str, group: str, namespace: str, *, as_csv: bool) -> None:
     """Print what was used from a day on, summed by columns."""
     from weft.wire.v1 import supervisor_pb2 as pb
 

@@ -3,12 +3,12 @@
 import codecs
 from pathlib import Path
 
-from weft_cli.client import Controller
+from weft_cli.client import ControllerClient
 from weft_cli.errors import CommandError, NotRunning
 from weft_cli.output import note, say, table
 
 
-def logs(controller: Controller, component: str | None, tail: int | None, *, follow: bool) -> None:
+def logs(controller: ControllerClient, component: str | None, tail: int | None, *, follow: bool) -> None:
     """Print the last lines of a component's log (None: all that is kept); the components when none is named.
 
     A stack that ended can still be read.
@@ -24,7 +24,7 @@ def logs(controller: Controller, component: str | None, tail: int | None, *, fol
         _read(controller.data_dir / "logs", component, tail, error)
 
 
-def status(controller: Controller) -> None:
+def status(controller: ControllerClient) -> None:
     """Print every component, and where the API is."""
     stack = controller.stack()
     rows = [

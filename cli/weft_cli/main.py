@@ -41,7 +41,7 @@ from weft_cli.options import (
 from weft_cli.plan import plan_app
 
 if TYPE_CHECKING:
-    from weft_cli.stack import Stack
+    from weft_cli.stack import StackClient
 
 USAGE = 2
 INTERRUPTED = 130
@@ -255,11 +255,11 @@ def serve(
     It serves what its command line names; what is applied or pushed meanwhile ends with it. `weft up` keeps objects.
     """
     with long_lived_imports():
-        from weft_cli.serve import Request
+        from weft_cli.serve import ServeRequest
         from weft_cli.serve import serve as run
 
     return run(
-        Request(model, adapters or [], adapter or [], name, offload, file),
+        ServeRequest(model, adapters or [], adapter or [], name, offload, file),
         data_dir=checked_data_dir(directory or serve_root()),
         port=port,
         auth=auth,
@@ -275,7 +275,7 @@ def serve(
 
 @app.command(rich_help_panel="Stack")
 @on_stack
-def status(stack: "Stack") -> None:
+def status(stack: "StackClient") -> None:
     """Show every component: state and process, in a cluster pods. Exit code 1 when one is not ready."""
     stack.show_status()
 
@@ -283,7 +283,7 @@ def status(stack: "Stack") -> None:
 @app.command(rich_help_panel="Stack")
 @on_stack
 def logs(
-    stack: "Stack",
+    stack: "StackClient",
     component: Annotated[
         str | None, typer.Argument(help="A component; without one, their names.", show_default=False)
     ] = None,
@@ -297,7 +297,7 @@ def logs(
 @app.command(rich_help_panel="Stack")
 @on_stack
 def chat(
-    stack: "Stack",
+    stack: "StackClient",
     model: Annotated[str, typer.Argument(help="An adapter or a base model, as `weft get lora -A` names it.")],
     text: Annotated[
         str | None,
@@ -332,7 +332,7 @@ def chat(
 @app.command(rich_help_panel="Stack")
 @on_stack
 def top(
-    stack: "Stack",
+    stack: "StackClient",
     interval: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds between two looks; rates are over one interval.")
     ] = 2.0,
@@ -352,16 +352,16 @@ def top(
 
     Where keys are asked for, give one with `--key`: queues by pool, and names instead of digests, are shown only to it.
     """
-    from weft_cli.top import Sources
+    from weft_cli.top import FigureSources
     from weft_cli.top import top as run
 
     gateway = gateway_of(stack, url) if url or not address else None
-    run(Sources(stack.supervisor(address, tls_dir), gateway, key), interval, once=once)
+    run(FigureSources(stack.supervisor(address, tls_dir), gateway, key), interval, once=once)
 
 
 @app.command(rich_help_panel="Objects")
 @on_stack
-def apply(stack: "Stack", files: Files = None) -> None:
+def apply(stack: "StackClient", files: Files = None) -> None:
     """Create or change objects: `weft apply -f adapter.yaml`, `... | weft apply -f -`."""
     from weft_cli.objects import apply as run
 
@@ -384,7 +384,7 @@ def convert(files: Files = None) -> None:
 @app.command(rich_help_panel="Objects")
 @on_stack
 def push(
-    stack: "Stack",
+    stack: "StackClient",
     name: Annotated[str, typer.Argument(help="Of the LoRAAdapter.")],
     folder: Annotated[
         Path,
@@ -437,7 +437,7 @@ def push(
 @app.command(rich_help_panel="Objects")
 @on_stack
 def get(
-    stack: "Stack",
+    stack: "StackClient",
     kind: Annotated[
         str,
         typer.Argument(
@@ -478,7 +478,7 @@ def get(
 @app.command(rich_help_panel="Objects")
 @on_stack
 def describe(
-    stack: "Stack",
+    stack: "StackClient",
     kind: Annotated[
         str,
         typer.Argument(help="loraadapter (lora), servingpool (spool), apikey (wkey), runner.", autocompletion=kinds),
@@ -497,7 +497,7 @@ def describe(
 @app.command(rich_help_panel="Objects")
 @on_stack
 def delete(
-    stack: "Stack",
+    stack: "StackClient",
     kind: Annotated[str | None, typer.Argument(show_default=False, autocompletion=kinds)] = None,
     names: Annotated[list[str] | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
     files: Files = None,
@@ -601,7 +601,7 @@ def sim(
 @app.command(rich_help_panel="Tools")
 @on_stack
 def conformance(
-    stack: "Stack",
+    stack: "StackClient",
     url: Annotated[
         str | None, typer.Argument(help="The server, as http://HOST:PORT. Default: this machine's stack.")
     ] = None,

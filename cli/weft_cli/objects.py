@@ -11,7 +11,7 @@ from weft_cli.errors import BadInput, CommandError, NotThere
 from weft_cli.output import dump, headers, note, row, say, table
 
 if TYPE_CHECKING:
-    from weft_cli.runners import Supervisor
+    from weft_cli.runners import SupervisorClient
 
 SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool", "apikeys": "apikey"}
 PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools", "APIKey": "apikeys"}
@@ -73,10 +73,12 @@ def get(api: ObjectApi, kind: str, name: str | None, namespace: str | None, form
     return None
 
 
-def describe(api: ObjectApi, supervisor: Callable[[], "Supervisor"], kind: str, name: str, namespace: str) -> None:
+def describe(
+    api: ObjectApi, supervisor: Callable[[], "SupervisorClient"], kind: str, name: str, namespace: str
+) -> None:
     """Describe everything that is known of one object. Who may not ask the supervisor sees the object all the same."""
     from weft_cli.describe import describe_adapter, describe_key, describe_pool, describe_runner
-    from weft_cli.runners import Runner, list_runners
+    from weft_cli.runners import RunnerRow, list_runners
 
     if kind == "runners":
         found = next((runner for runner in list_runners(supervisor()) if runner.is_called(name)), None)
@@ -89,7 +91,7 @@ def describe(api: ObjectApi, supervisor: Callable[[], "Supervisor"], kind: str, 
         raise NotThere(error.message, OTHER_NAMESPACE) from error
     if kind == "apikeys":
         return say("\n".join(describe_key(obj, time.time())))
-    describer, runners, unknown = describe_adapter if kind == "loraadapters" else describe_pool, list[Runner](), ""
+    describer, runners, unknown = describe_adapter if kind == "loraadapters" else describe_pool, list[RunnerRow](), ""
     try:
         runners = list_runners(supervisor())
     except CommandError as error:
@@ -170,7 +172,7 @@ def _none_found(api: ObjectApi, kind: str, namespace: str | None) -> None:
     note(f"No {kind} found{scope}{hint}.")
 
 
-def get_runners(supervisor: "Supervisor", name: str | None, namespace: str | None, form: str) -> None:
+def get_runners(supervisor: "SupervisorClient", name: str | None, namespace: str | None, form: str) -> None:
     """Print the runners of a namespace: they are where their pool is."""
     from weft_cli.runners import list_runners
 

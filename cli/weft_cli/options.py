@@ -16,7 +16,7 @@ from weft.process import data_root, serve_root
 from weft_cli.errors import BadInput, CommandError
 
 if TYPE_CHECKING:
-    from weft_cli.stack import Stack
+    from weft_cli.stack import StackClient
 
 T = TypeVar("T")
 PLUGINS = ("kubectl-weft", "kubectl_complete-weft")
@@ -191,7 +191,7 @@ def located(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
     system_namespace: SystemNamespace = "weft-system",
-) -> "Stack":
+) -> "StackClient":
     """Find the stack in that cluster; without a cluster that of the data directory."""
     if context is None and kubeconfig is None and not is_plugin():
         from weft_cli.stack import LocalStack
@@ -225,7 +225,7 @@ def kinds(incomplete: str) -> list[str]:
     return [kind for kind in KINDS if kind.startswith(incomplete)]
 
 
-def gateway_of(stack: "Stack", url: str | None) -> str:
+def gateway_of(stack: "StackClient", url: str | None) -> str:
     """The gateway there, else the stack's; without a `/v1` at its end."""
     return (url or stack.gateway_url()).rstrip("/").removesuffix("/v1").rstrip("/")
 

@@ -12,7 +12,7 @@ from weft_cli.errors import BadInput
 from weft_cli.output import dump, note, say, table
 
 if TYPE_CHECKING:
-    from weft_cli.plan_scenario import Load, Scenario
+    from weft_cli.plan_scenario import PlanScenario, ScenarioLoad
 
 HINT = "`weft plan capacity --help` shows a scenario, docs/plan.md has every field"
 
@@ -161,7 +161,7 @@ def _written(
     return 0 if outcome.confirmed.met else 1
 
 
-def _workload(load: "Load") -> Any:
+def _workload(load: "ScenarioLoad") -> Any:
     """Make the workload of a scenario's load. Raises BadInput."""
     from weft_sim.planning.workload import Workload, distribution
     from weft_sim.traces import TraceError, read
@@ -177,7 +177,7 @@ def _workload(load: "Load") -> Any:
         raise BadInput(f"load.trace: {error}", HINT) from error
 
 
-def _problem(plan: "Scenario", model: Any, workload: Any, requests: int, seed: int) -> Any:
+def _problem(plan: "PlanScenario", model: Any, workload: Any, requests: int, seed: int) -> Any:
     """Make the problem that the planner solves. Raises BadInput."""
     from weft_sim.planning.cluster import Rules
     from weft_sim.planning.search import PlanningProblem
@@ -191,7 +191,7 @@ def _problem(plan: "Scenario", model: Any, workload: Any, requests: int, seed: i
     return PlanningProblem(model, arrivals, plan.objectives.all(), split, unified, plan.minimize)
 
 
-def _hardware(plan: "Scenario", manifest: Mapping[str, Any] | None) -> Any:
+def _hardware(plan: "PlanScenario", manifest: Mapping[str, Any] | None) -> Any:
     """Read the hardware to choose among. Raises BadInput."""
     from weft_sim.planning.hardware import BadHardware, hardware, of_splitwise
 

@@ -54,7 +54,7 @@ Distribution = Annotated[str, AfterValidator(_distribution)]
 Levels = Annotated[tuple[tuple[float, float], ...], PlainValidator(_levels)]
 
 
-class Load(ApiModel):
+class ScenarioLoad(ApiModel):
     """The requests: those of a trace, those of a trace at another rate, or lengths that are drawn."""
 
     trace: Place | None = None
@@ -99,7 +99,7 @@ class HardwareChoice(ApiModel):
     """The model of step times: rooflines, or splitwise-sim's published tables for A100 and H100."""
 
 
-class Scenario(ApiModel):
+class PlanScenario(ApiModel):
     """A scenario: what is to be served, how well and on what. Paths are from the scenario's folder on."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -118,7 +118,7 @@ class Scenario(ApiModel):
     """A model's name that is known, or a config.json. It defaults to the pool's."""
     pool: Place | None = None
     """A manifest with the ServingPool to plan, which comes back with roles and groups."""
-    load: Load
+    load: ScenarioLoad
     """The requests."""
     objectives: Objectives
     """The times within which they should be answered."""
@@ -132,7 +132,7 @@ class Scenario(ApiModel):
     """The tokens of an iteration; Unified designs try a quarter too. It defaults to the pool's, or 2048."""
 
 
-def read_scenario(path: Path) -> Scenario:
+def read_scenario(path: Path) -> PlanScenario:
     """Read a scenario. Raises BadInput with every problem, its line and what is possible."""
     name, text = "<stdin>" if path == STDIN else str(path), ""
     try:
@@ -149,7 +149,7 @@ def read_scenario(path: Path) -> Scenario:
         )
         raise BadInput(str(Problem(name, 0, "", message)), HINT)
     try:
-        return Scenario.model_validate(documents_in[0], context=Path() if path == STDIN else path.parent)
+        return PlanScenario.model_validate(documents_in[0], context=Path() if path == STDIN else path.parent)
     except ValidationError as error:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         problems = [_problem(name, root, item) for item in error.errors(include_url=False)]

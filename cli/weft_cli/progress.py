@@ -45,7 +45,7 @@ class Signals:
 
 
 @dataclass(slots=True)
-class Work:
+class ProgressTask:
     """Something that takes long."""
 
     began: float
@@ -63,7 +63,7 @@ class Progress:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._seen: dict[str, str] = {}
-        self._work: dict[str, Work] = {}
+        self._work: dict[str, ProgressTask] = {}
         self._bars: Bars | None = None
         self.moved = time.monotonic()  # when something last got somewhere
         self._fancy = sys.stderr.isatty() and "NO_COLOR" not in os.environ
@@ -86,7 +86,7 @@ class Progress:
             self._work.pop(key, None)
             return
         if work is None:
-            work = self._work[key] = Work(now)
+            work = self._work[key] = ProgressTask(now)
         if work.text != text:
             work.text, self.moved = text, now
         if now - work.began >= SHORT_S and self._fancy:
@@ -95,7 +95,7 @@ class Progress:
             work.printed = now
             self.line(key, text)
 
-    def _draw(self, key: str, work: "Work") -> None:
+    def _draw(self, key: str, work: "ProgressTask") -> None:
         if self._bars is None:
             from rich.console import Console
             from rich.progress import BarColumn, SpinnerColumn, TextColumn

@@ -22,7 +22,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Supervisor:
+class SupervisorClient:
     """The place of the Admin service: each supervisor knows its own runners, any of them keys, limits and usage.
 
     Without a certificate it is spoken to in plain text.
@@ -72,7 +72,7 @@ def _own_part(uuid: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Runner:
+class RunnerRow:
     """A runner as its supervisor knows it."""
 
     uuid: str
@@ -130,7 +130,7 @@ def certificate_from(folder: Path | None) -> Certificate | None:
     return files and Certificate(files.ca, files.key, files.certificate)
 
 
-def list_runners(supervisor: Supervisor) -> list[Runner]:
+def list_runners(supervisor: SupervisorClient) -> list[RunnerRow]:
     """List every runner with a lease, by pool. Raises CommandError."""
     from google.protobuf.json_format import MessageToDict
 
@@ -141,12 +141,12 @@ def list_runners(supervisor: Supervisor) -> list[Runner]:
     return sorted(supervisors, key=lambda runner: (runner.pool, runner.uuid))
 
 
-def books(supervisor: Supervisor) -> list[RunnerBook]:
+def books(supervisor: SupervisorClient) -> list[RunnerBook]:
     """Read the state of every runner with a lease. Raises CommandError."""
     return [book for _, book in _reported(supervisor)]
 
 
-def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
+def _reported(supervisor: SupervisorClient) -> list[tuple[Any, RunnerBook]]:
     from weft.wire.codec.cluster import REPORTED
     from weft.wire.v1 import supervisor_pb2 as pb
 
@@ -157,7 +157,7 @@ def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
     return [(message, RunnerBook.of_report(REPORTED.read(message))) for answer in answers for message in answer.runners]
 
 
-def ask(supervisor: Supervisor, call: Callable[[Any], Any]) -> Any:
+def ask(supervisor: SupervisorClient, call: Callable[[Any], Any]) -> Any:
     """Make one call of the Admin service. Raises CommandError, BadInput for what the supervisor does not take."""
     return _ask_at(supervisor.addresses[0], supervisor.certificate, call)
 
@@ -193,9 +193,9 @@ def _channel(address: str, certificate: Certificate | None) -> Any:
     return grpc.secure_channel(address, credentials, options=name)
 
 
-def _runner(book: RunnerBook, message: dict[str, Any]) -> Runner:
+def _runner(book: RunnerBook, message: dict[str, Any]) -> RunnerRow:
     spec, figures = book.spec, book.figures
-    return Runner(
+    return RunnerRow(
         uuid=spec.runner.uuid,
         name=spec.name,
         pool=spec.pool,

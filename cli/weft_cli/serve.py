@@ -40,7 +40,7 @@ LABEL = 63
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ServeRequest:
     """The command line: a model, or the file of a pool."""
 
     model: str | None
@@ -52,7 +52,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ServeSource:
     """A place of files: `uri` as a manifest has it; `folder` where they are on this machine.
 
     `repository`: the ORG/NAME that is read through the user's cache.
@@ -66,31 +66,31 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class AdapterFolder:
     """An adapter to serve. `name`: what clients send as `model`. `written`: its manifest."""
 
     name: str
-    source: Source
+    source: ServeSource
     written: Object | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModels:
     """The objects that the command line asks for. `written`: the pool's manifest.
 
     `notes`: of each folder that is served by another name than its own, or not at all.
     """
 
-    model: Source
+    model: ServeSource
     name: str
-    adapters: Sequence[Adapter]
+    adapters: Sequence[AdapterFolder]
     notes: Sequence[str] = ()
     offload: Path | None = None
     written: Object | None = None
 
 
 def serve(
-    request: Request,
+    request: ServeRequest,
     *,
     data_dir: Path,
     port: int,
@@ -120,7 +120,7 @@ def serve(
     return run_stack(options, manifests(downloaded(served), gpu=gpu), exit_after=exit_after, keep=False)
 
 
-def parse(request: Request) -> Served:
+def parse(request: ServeRequest) -> ServedModels:
     """Read the command line. A folder below `--adapters` that cannot be served stops no other. Raises BadInput."""
     if (request.model is None) == (request.file is None):
         raise BadInput("what is to be served?", "either MODEL, or -f with the manifest of a ServingPool")
@@ -130,12 +130,12 @@ def parse(request: Request) -> Served:
     pool = written[0] if written else None
     model = _source_of(pool) if pool else parse_source(request.model or "", "model")
     name = _name_of(pool) if pool else request.name or _own_name(model, notes)
-    named = [Adapter(_name_of(obj), _source_of(obj), obj) for obj in written[1:]]
+    named = [AdapterFolder(_name_of(obj), _source_of(obj), obj) for obj in written[1:]]
     named += [parse_adapter(text, notes) for text in request.adapters]
     below = [source for folder in request.folders for source in adapters_below(folder)]
     adapters = _different(below, {name, *(adapter.name for adapter in named)}, notes)
     offload = Path(os.path.normpath(request.offload.absolute())) if request.offload else None
-    return Served(model, name, [*adapters, *named], notes, offload, pool)
+    return ServedModels(model, name, [*adapters, *named], notes, offload, pool)
 
 
 def _written(file: Path) -> list[Object]:
@@ -165,14 +165,14 @@ def _from_root(value: Any, folder: Path) -> Any:
     return {name: _from_root(entry, folder) for name, entry in value.items()}
 
 
-def _source_of(obj: Object) -> Source:
+def _source_of(obj: Object) -> ServeSource:
     """Read an object's source. Beside its revision, only the depot knows what a repository needs."""
     files = _files_of(obj)
     uri, revision = files["uri"], files.get("revision")
     folder = Path("/", uri.removeprefix("file:")) if uri.startswith("file:") else None
     plain = uri.startswith("hf:") and not files.keys() & {"digest", "credentialsRef"}
     match = REPOSITORY.fullmatch(uri.removeprefix("hf:")) if plain else None
-    return Source(uri, uri, revision, folder, match["name"] if match else None)
+    return ServeSource(uri, uri, revision, folder, match["name"] if match else None)
 
 
 def _name_of(obj: Object) -> str:
@@ -183,16 +183,16 @@ def _name_of(obj: Object) -> str:
     return spec.get("modelName") or f"{meta['namespace']}/{meta['name']}"
 
 
-def parse_source(text: str, subject: str) -> Source:
+def parse_source(text: str, subject: str) -> ServeSource:
     """Read a folder, ORG/NAME[@REVISION] of a Hugging Face hub, or a URI of a manifest. Raises BadInput."""
     folder = Path(text).expanduser()
     if folder.is_dir():
         at = Path(os.path.normpath(folder.absolute()))
-        return Source(f"file:{str(at).lstrip('/')}", at.name, folder=at)
+        return ServeSource(f"file:{str(at).lstrip('/')}", at.name, folder=at)
     if match := REPOSITORY.fullmatch(text.removeprefix("hf:")):
-        return Source(f"hf:{match['name']}", match["name"], match["revision"], repository=match["name"])
+        return ServeSource(f"hf:{match['name']}", match["name"], match["revision"], repository=match["name"])
     if text.startswith(("s3://", "oci://", "depot:sha256:")):
-        return Source(text, text.rstrip("/").rpartition("/")[2].partition("@")[0].partition(":")[0] or text)
+        return ServeSource(text, text.rstrip("/").rpartition("/")[2].partition("@")[0].partition(":")[0] or text)
     missing = f"there is no folder {folder}" if not folder.exists() else f"{folder} is no folder"
     raise BadInput(
         f"{subject} {text!r}: {missing}",
@@ -200,7 +200,7 @@ def parse_source(text: str, subject: str) -> Source:
     )
 
 
-def adapters_below(folder: Path) -> list[Source]:
+def adapters_below(folder: Path) -> list[ServeSource]:
     """List each folder there that is not hidden and has an adapter_config.json. Raises BadInput where none has."""
     if (folder / ADAPTER_CONFIG).is_file():
         raise BadInput(f"--adapters {folder} is an adapter itself", f"name it with --adapter {folder}")
@@ -214,13 +214,13 @@ def adapters_below(folder: Path) -> list[Source]:
     return [parse_source(str(path), "--adapters") for path in folders]
 
 
-def parse_adapter(text: str, notes: list[str]) -> Adapter:
+def parse_adapter(text: str, notes: list[str]) -> AdapterFolder:
     """Read `NAME=SOURCE`, or `SOURCE` by its own name. Raises BadInput."""
     name, equals, place = text.partition("=")
     if not equals or Path(text).is_dir():
         source = parse_source(text, "--adapter")
-        return Adapter(_own_name(replace(source, name=source.name.rpartition("/")[2]), notes), source)
-    return Adapter(name, parse_source(place, "--adapter"))
+        return AdapterFolder(_own_name(replace(source, name=source.name.rpartition("/")[2]), notes), source)
+    return AdapterFolder(name, parse_source(place, "--adapter"))
 
 
 def legal_name(name: str) -> str:
@@ -229,7 +229,7 @@ def legal_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._:/-]+", "-", plain).strip("._:/-")
 
 
-def _own_name(source: Source, notes: list[str]) -> str:
+def _own_name(source: ServeSource, notes: list[str]) -> str:
     name = legal_name(source.name)
     if not name:
         raise BadInput(f"{source.name!r} can be no model's name", "give one: --name NAME, --adapter NAME=SOURCE")
@@ -238,11 +238,11 @@ def _own_name(source: Source, notes: list[str]) -> str:
     return name
 
 
-def _different(sources: Iterable[Source], used_names: set[str], notes: list[str]) -> list[Adapter]:
+def _different(sources: Iterable[ServeSource], used_names: set[str], notes: list[str]) -> list[AdapterFolder]:
     """Give adapters names that nobody has. A name belongs to the folder that is called so before one that is not."""
-    adapters = list[Adapter]()
+    adapters = list[AdapterFolder]()
     for source in sorted(dict.fromkeys(sources), key=lambda source: legal_name(source.name) != source.name):
-        adapter = Adapter(legal_name(source.name), source)
+        adapter = AdapterFolder(legal_name(source.name), source)
         if objection := _objection(adapter, used_names):
             notes.append(f"{source.folder} is not served: {objection}; --adapter NAME=FOLDER names it")
             continue
@@ -251,7 +251,7 @@ def _different(sources: Iterable[Source], used_names: set[str], notes: list[str]
     return adapters
 
 
-def _objection(adapter: Adapter, used_names: set[str]) -> str:
+def _objection(adapter: AdapterFolder, used_names: set[str]) -> str:
     if not adapter.name:
         return "nothing of its name can be in a model's"
     if adapter.name in used_names:
@@ -260,7 +260,7 @@ def _objection(adapter: Adapter, used_names: set[str]) -> str:
 
 
 def manifests(
-    served: Served,
+    served: ServedModels,
     memory: Callable[[], MemoryLimit] = available_memory,
     gpu_memory: Callable[[], list[int]] = gpu_bytes,
     *,
@@ -310,13 +310,13 @@ def print_manifests(objects: Sequence[Object]) -> None:
     say("---\n".join(dump(obj, "yaml").rstrip("\n") + "\n" for obj in objects).rstrip("\n"))
 
 
-def downloaded(served: Served) -> Served:
+def downloaded(served: ServedModels) -> ServedModels:
     """Bring repositories into the user's Hugging Face cache, by that library. Raises BadInput."""
     adapters = [replace(adapter, source=_download(adapter.source)) for adapter in served.adapters]
     return replace(served, model=_download(served.model), adapters=adapters)
 
 
-def _download(source: Source) -> Source:
+def _download(source: ServeSource) -> ServeSource:
     if source.repository is None:
         return source
     from huggingface_hub import snapshot_download
@@ -352,7 +352,7 @@ def _mebibytes(n_bytes: int) -> str:
     return f"{max(0, n_bytes) >> 20}Mi"
 
 
-def _pages(spec: ModelSpec, served: Served, memory: MemoryLimit) -> int:
+def _pages(spec: ModelSpec, served: ServedModels, memory: MemoryLimit) -> int:
     """Choose the number of KV pages: half of what weights leave of the memory, and no more than is of use.
 
     Of use are pages for as many sequences as a batch has, each as long as the model's context. Raises BadInput where
@@ -371,7 +371,7 @@ def _pages(spec: ModelSpec, served: Served, memory: MemoryLimit) -> int:
     return pages
 
 
-def _model_spec(source: Source) -> ModelSpec | None:
+def _model_spec(source: ServeSource) -> ModelSpec | None:
     """Read the shape of a model that is on this machine; None: it is not. Raises BadInput."""
     if source.folder is None:
         return None
@@ -386,7 +386,7 @@ def _model_spec(source: Source) -> ModelSpec | None:
         raise BadInput(f"{path}: {error}") from error
 
 
-def _largest_rank(source: Source) -> int:
+def _largest_rank(source: ServeSource) -> int:
     """The largest rank of an adapter's modules; 0 where nothing here says it. The depot tells what is wrong with it."""
     if source.folder is None:
         return 0
@@ -396,7 +396,7 @@ def _largest_rank(source: Source) -> int:
         return 0
 
 
-def _adapter_object(adapter: Adapter, label: str, pool: Object, base: str) -> Object:
+def _adapter_object(adapter: AdapterFolder, label: str, pool: Object, base: str) -> Object:
     """Make an adapter's object. `pool`: the pool's metadata."""
     if written := adapter.written:
         spec = {**written["spec"], "source": _with_source(_files_of(written), adapter.source)}
@@ -414,11 +414,11 @@ def _wrong(obj: Object) -> str:
     return ""
 
 
-def _artifact(source: Source) -> dict[str, str]:
+def _artifact(source: ServeSource) -> dict[str, str]:
     return {"uri": source.uri, **({"revision": source.revision} if source.revision else {})}
 
 
-def _with_source(artifact: dict[str, Any], source: Source) -> dict[str, Any]:
+def _with_source(artifact: dict[str, Any], source: ServeSource) -> dict[str, Any]:
     return {**{name: value for name, value in artifact.items() if name not in ("uri", "revision")}, **_artifact(source)}
 
 

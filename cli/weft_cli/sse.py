@@ -12,7 +12,7 @@ class BadEvent(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerSentEvent:
     """What one event of a chat completion says; all empty for those that say nothing of it."""
 
     text: str = ""
@@ -36,25 +36,25 @@ class Lines:
         return [line.removesuffix(b"\r").decode(errors="replace") for line in complete]
 
 
-def event_of(line: str) -> Event:
+def event_of(line: str) -> ServerSentEvent:
     """Read the event of one line; an empty one for pings, blank lines and `[DONE]`. Raises BadEvent."""
     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
     if data in ("", "[DONE]"):
-        return Event()
+        return ServerSentEvent()
     try:
         return _event(json.loads(data))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadEvent(f"what is no event of a chat completion: {quoted(data, 200)}") from error
 
 
-def _event(event: Any) -> Event:
+def _event(event: Any) -> ServerSentEvent:
     if error := event.get("error"):
-        return Event(error=error if isinstance(error, str) else str(error["message"]))
+        return ServerSentEvent(error=error if isinstance(error, str) else str(error["message"]))
     text, reason = "", None
     for choice in event.get("choices") or ():
         text += (choice.get("delta") or {}).get("content") or ""
         reason = choice.get("finish_reason") or reason
-    return Event(text, reason)
+    return ServerSentEvent(text, reason)
 
 
 def refusal_of(body: bytes, status: int) -> str:

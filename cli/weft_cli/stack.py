@@ -4,13 +4,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from weft_cli.client import Controller, ObjectApi
+from weft_cli.client import ControllerClient, ObjectApi
 
 if TYPE_CHECKING:
-    from weft_cli.runners import Supervisor
+    from weft_cli.runners import SupervisorClient
 
 
-class Stack(Protocol):
+class StackClient(Protocol):
     """A stack of either kind. Nothing is asked before a method is called. Every method raises CommandError."""
 
     def __enter__(self) -> Self: ...
@@ -28,7 +28,7 @@ class Stack(Protocol):
         """The namespace of objects where the command line names none."""
         ...
 
-    def supervisor(self, address: str | None, tls_dir: Path | None) -> "Supervisor":
+    def supervisor(self, address: str | None, tls_dir: Path | None) -> "SupervisorClient":
         """The supervisor at that address, else the stack's."""
         ...
 
@@ -49,7 +49,7 @@ class LocalStack:
     """The stack that `weft up` or `weft serve` runs with this data directory."""
 
     def __init__(self, data_dir: Path) -> None:
-        self._controller = Controller(data_dir)
+        self._controller = ControllerClient(data_dir)
 
     def __enter__(self) -> Self:
         return self
@@ -66,10 +66,10 @@ class LocalStack:
     def namespace(self, name: str | None) -> str:
         return name or "default"
 
-    def supervisor(self, address: str | None, tls_dir: Path | None) -> "Supervisor":
-        from weft_cli.runners import Supervisor, certificate_from
+    def supervisor(self, address: str | None, tls_dir: Path | None) -> "SupervisorClient":
+        from weft_cli.runners import SupervisorClient, certificate_from
 
-        return Supervisor((address or self._controller.stack()["supervisor"],), certificate_from(tls_dir))
+        return SupervisorClient((address or self._controller.stack()["supervisor"],), certificate_from(tls_dir))
 
     def gateway_url(self) -> str:
         return str(self._controller.stack()["gateway"])

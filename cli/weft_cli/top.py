@@ -19,7 +19,7 @@ from weft.domain.text import sanitize
 from weft_cli.errors import CommandError
 from weft_cli.keyboard import Keyboard, rest
 from weft_cli.output import say, table
-from weft_cli.runners import Supervisor, books, head_of
+from weft_cli.runners import SupervisorClient, books, head_of
 from weft_cli.sse import refusal_of
 from weft_cli.top_figures import (
     ADAPTER_HEADERS,
@@ -38,15 +38,15 @@ GATEWAY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class FigureSources:
     """The services that give the figures. Without a gateway's URL nothing is known of the queue, nor of names."""
 
-    supervisor: Supervisor
+    supervisor: SupervisorClient
     gateway_url: str | None
     key: str | None = None
 
 
-def top(sources: Sources, interval_s: float, *, once: bool) -> None:
+def top(sources: FigureSources, interval_s: float, *, once: bool) -> None:
     """Show the tables again and again until `q` or Ctrl-C; `once`, and where nobody watches: after one interval."""
     if once or not sys.stdout.isatty():
         previous = look(sources)
@@ -65,7 +65,7 @@ def top(sources: Sources, interval_s: float, *, once: bool) -> None:
             live.update(_drawn(tables), refresh=True)
 
 
-def _follow(sources: Sources, interval_s: float, keyboard: Keyboard) -> Generator[Tables]:
+def _follow(sources: FigureSources, interval_s: float, keyboard: Keyboard) -> Generator[Tables]:
     """Yield the tables now, as yet without rates, and again after each interval."""
     previous = None
     while True:
@@ -76,7 +76,7 @@ def _follow(sources: Sources, interval_s: float, keyboard: Keyboard) -> Generato
             return
 
 
-def look(sources: Sources) -> Look:
+def look(sources: FigureSources) -> Look:
     """Read everything as it is now. Raises CommandError."""
     runners = sorted(map(runner_of, books(sources.supervisor)), key=lambda runner: (runner.pool, runner.name))
     gateway = _gateway(sources.gateway_url, sources.key) if sources.gateway_url else None

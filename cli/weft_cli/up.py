@@ -36,7 +36,7 @@ from weft_cli.options import running_data_dir
 from weft_cli.output import note, say
 from weft_cli.progress import Progress, Signals
 from weft_operator.core import Ref
-from weft_operator.errors import ApiError, StackError
+from weft_operator.errors import LocalApiError, StackError
 from weft_operator.local.components import RUNNER, Options
 from weft_operator.local.objects import ref_of
 from weft_operator.local.stack import Stack, running
@@ -101,7 +101,7 @@ def run_stack(
         raise failure(str(error)) from error
     except CannotStart as error:
         raise BadInput(str(error)) from error
-    except ApiError as error:
+    except LocalApiError as error:
         raise BadInput(error.message) from error
 
 
@@ -234,9 +234,9 @@ async def _demo(stack: Stack, questions: Sequence[Question]) -> bool:
 async def _with_keys(stack: Stack, questions: Sequence[Question]) -> list[Question]:
     """Give each question a key that the gateway takes; the keys of the demo's last run are revoked."""
     from weft_cli.keys import replace_keys
-    from weft_cli.runners import Supervisor
+    from weft_cli.runners import SupervisorClient
 
-    supervisor = Supervisor((stack.addresses.supervisor,))
+    supervisor = SupervisorClient((stack.addresses.supervisor,))
     keys = await asyncio.to_thread(replace_keys, supervisor, namespaces_of(questions), KEY_NOTE)
     await until_open(stack.addresses.gateway_url, keys.values())
     return with_keys(questions, keys)

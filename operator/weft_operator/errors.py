@@ -103,7 +103,7 @@ class Cause:
     message: str
 
 
-class ApiError(OperatorError):
+class LocalApiError(OperatorError):
     """A refused request, in the form of the Kubernetes API: status code, reason, message, causes."""
 
     code = 500
@@ -127,23 +127,23 @@ class ApiError(OperatorError):
         }
 
 
-class Invalid(ApiError):
+class Invalid(LocalApiError):
     code, reason = 422, "Invalid"
 
 
-class NotFound(ApiError):
+class LocalNotFound(LocalApiError):
     code, reason = 404, "NotFound"
 
 
-class Conflict(ApiError):
+class LocalConflict(LocalApiError):
     code, reason = 409, "Conflict"
 
 
-class BadRequest(ApiError):
+class LocalBadRequest(LocalApiError):
     code, reason = 400, "BadRequest"
 
 
-class Expired(ApiError):
+class Expired(LocalApiError):
     code, reason = 410, "Expired"
 
 

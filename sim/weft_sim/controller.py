@@ -16,12 +16,13 @@ from weft.domain.machine import Closed, Connected, Peer, Received, Send
 from weft.domain.routes import AdapterStatus, PoolStatus, RegistryChange
 from weft.domain.runner import RunnerRole
 from weft_operator.core import (
+    ClusterState,
     DesiredState,
     EnsureRunner,
     Object,
     OperationStatus,
-    Policy,
-    Pool,
+    OperatorPolicy,
+    PoolObject,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -32,7 +33,6 @@ from weft_operator.core import (
     RunnerProcess,
     RunnerState,
     SetStatus,
-    State,
     UnpublishAdapter,
     UnpublishPool,
     expect,
@@ -46,7 +46,7 @@ from weft_operator.core import (
 from weft_runner.core import MIGRATE_S, Runner
 from weft_runner.core import events as rn
 from weft_sim.clock import Rank
-from weft_sim.process import LawBroken, Process
+from weft_sim.process import LawBroken, SimulatedProcess
 from weft_sim.shells import SCHEDULER, BaseShell, RunnerShell
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ RESOLVE_S = 0.05  # for the depot to answer
 ADAPTER_BYTES = 1000
 DRAINED_S = 0.1  # between two checks of whether a runner has drained
 ROUNDS = 30  # of planning after one event: more is a planner that orders without end
-POLICY = Policy(longest_drain_s=0.0)
+POLICY = OperatorPolicy(longest_drain_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,12 @@ class Fleet:
         return self.objects[action.ref]
 
 
-class Controller:
+class SimulatedController:
     """One process of the operator, from its start."""
 
     def __init__(self, fleet: Fleet, now: float) -> None:
         self._fleet = fleet
-        self.state = State(DesiredState(POLICY))
+        self.state = ClusterState(DesiredState(POLICY))
         self.state.expectations.retention.started_at = now
         self._scheduler: Peer | None = None
         self._wake_at: float | None = now
@@ -141,7 +141,7 @@ class Controller:
                 ref = self.state.desired.by_uid.get(uid)
                 if ref is not None and (resolution := observed.resolutions.get(uid)) is not None:
                     resource = self.state.desired.get(ref)
-                    pool = None if isinstance(resource, Pool) or resource is None else resource.pool
+                    pool = None if isinstance(resource, PoolObject) or resource is None else resource.pool
                     observed.resolutions[uid] = updated(resolution, answer, now, pool)
             case RunnerObserved(ref, index, process):
                 _put(observed.runners, ref, index, process)
@@ -228,10 +228,10 @@ class ControllerShell(BaseShell):
         world.contents |= {f"sha256:{ref.name}": ADAPTER_BYTES for ref in adapters}
         self._places: dict[str, tuple[Ref, int]] = {}  # pool and index of each runner's process
 
-    def start(self, process: Process) -> Controller:
-        return Controller(self.fleet, process.now)
+    def start(self, process: SimulatedProcess) -> SimulatedController:
+        return SimulatedController(self.fleet, process.now)
 
-    def perform(self, process: Process, effect: Any) -> None:
+    def perform(self, process: SimulatedProcess, effect: Any) -> None:
         clock = self._world.clock
         match effect:
             case Resolve(ref, uid):

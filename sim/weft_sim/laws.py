@@ -33,7 +33,7 @@ from weft.domain.runner import ReportGap, RunnerBook, RunnerReport, RunnerSpec
 from weft.wire.codec.scheduling import outcome_from_bytes
 from weft_scheduler.core import MAX_CONSOLIDATIONS, Consolidated, Stale
 from weft_sim.executor_model import answer, text_of
-from weft_sim.process import LawBroken, Process
+from weft_sim.process import LawBroken, SimulatedProcess
 
 COMPLETE = ("eos", "length", "stop")
 
@@ -169,7 +169,7 @@ class Laws:
 
     # ---------------------------------------------------------------- messages
 
-    def effects(self, process: Process, event: object, effects: Sequence[Any]) -> None:
+    def effects(self, process: SimulatedProcess, event: object, effects: Sequence[Any]) -> None:
         """Check what a machine has just heard and said."""
         if process.kind is Kind.GATEWAY:
             self._gateway(process, event, effects)
@@ -180,7 +180,7 @@ class Laws:
                 if type(effect) is Send and isinstance(effect.message, RunnerReport):
                     self._report(process, effect.message)
 
-    def _gateway(self, process: Process, event: object, effects: Sequence[Any]) -> None:
+    def _gateway(self, process: SimulatedProcess, event: object, effects: Sequence[Any]) -> None:
         match event:
             case Received(peer=Peer(kind=Kind.RUNNER) as peer, message=message):
                 match message:
@@ -352,7 +352,7 @@ class Laws:
     def registered(self, peer: Peer, spec: RunnerSpec) -> None:
         self.books[peer] = RunnerBook(spec)
 
-    def _report(self, process: Process, report: RunnerReport) -> None:
+    def _report(self, process: SimulatedProcess, report: RunnerReport) -> None:
         book = self.books[process.peer]
         try:
             book.apply(report)

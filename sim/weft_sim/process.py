@@ -22,32 +22,32 @@ class LawBroken(AssertionError):
 class Shell(Protocol):
     """What a process has beside its machine: a disk that outlives it, clients, devices. One class a kind."""
 
-    def start(self, process: "Process") -> Machine[Any, Any]:
+    def start(self, process: "SimulatedProcess") -> Machine[Any, Any]:
         """Make a new machine from what is on disk; `process.peer` is set here."""
         ...
 
-    def accepts(self, process: "Process", client: Any, hello: object) -> bool:
+    def accepts(self, process: "SimulatedProcess", client: Any, hello: object) -> bool:
         """True where the server takes a stream of that client."""
         ...
 
-    def perform(self, process: "Process", effect: object) -> None:
+    def perform(self, process: "SimulatedProcess", effect: object) -> None:
         """Perform an effect that is not for a peer."""
         ...
 
-    def stopped(self, process: "Process") -> None:
+    def stopped(self, process: "SimulatedProcess") -> None:
         """Note that the process is gone, with everything but its disk."""
         ...
 
-    def call_after(self, process: "Process", event: object) -> None:
+    def call_after(self, process: "SimulatedProcess", event: object) -> None:
         """Act after a runner's machine has handled an event, and its effects are performed."""
         ...
 
-    def intercept(self, process: "Process", event: object) -> bool:
+    def intercept(self, process: "SimulatedProcess", event: object) -> bool:
         """True where an event is for the shell alone."""
         ...
 
 
-class Process:
+class SimulatedProcess:
     """One process of the deployment. `machine` is None while it is down; `generation` counts its starts."""
 
     def __init__(
@@ -72,8 +72,8 @@ class Process:
         self.handled = 0
         self.busy_s = 0.0
         self.python = Lane(host)
-        self.on_event: Callable[[Process, object, float], None] | None = None
-        self.on_effects: Callable[[Process, object, Sequence[Any]], None] | None = None
+        self.on_event: Callable[[SimulatedProcess, object, float], None] | None = None
+        self.on_effects: Callable[[SimulatedProcess, object, Sequence[Any]], None] | None = None
         self._intercepts, self._free = kind in INTERCEPTING, costs.free
         self._links: list[Link] = []
         self._timer: float | None = None
@@ -152,7 +152,7 @@ class Process:
 
     # ---------------------------------------------------------------- streams
 
-    def link(self, server: "Process", hello: Callable[[], object | None]) -> "Link":
+    def link(self, server: "SimulatedProcess", hello: Callable[[], object | None]) -> "Link":
         """Keep a stream to that process open while this one runs."""
         link = Link(self, server, hello)
         self._links.append(link)
@@ -271,7 +271,7 @@ class Process:
 class Link:
     """A stream that a process keeps open to another one, as the shells' links do."""
 
-    def __init__(self, client: Process, server: Process, hello: Callable[[], object | None]) -> None:
+    def __init__(self, client: SimulatedProcess, server: SimulatedProcess, hello: Callable[[], object | None]) -> None:
         self._client, self._server, self._hello = client, server, hello
         self.stream: Stream | None = None
 
@@ -288,4 +288,4 @@ class Link:
             self.open()
 
 
-__all__ = ["Closed", "Connected", "LawBroken", "Link", "Process", "Shell", "Tick"]
+__all__ = ["Closed", "Connected", "LawBroken", "Link", "Shell", "SimulatedProcess", "Tick"]

@@ -22,7 +22,7 @@ from weft_sim.executor_model import VOCABULARY, StepTimes, seed_of
 from weft_sim.faults import Fault, Liar, What, draw
 from weft_sim.laws import ClientRequest
 from weft_sim.objects import adapter_object, pool_object
-from weft_sim.process import LawBroken, Process
+from weft_sim.process import LawBroken, SimulatedProcess
 from weft_sim.shells import RunnerShell, SupervisorShell
 from weft_sim.stack import World
 from weft_sim.timeline import Timeline
@@ -380,12 +380,12 @@ class Run:
             case _:
                 pass
 
-    def _restart(self, process: Process) -> None:
+    def _restart(self, process: SimulatedProcess) -> None:
         controller = self.world.controller
         if not process.up and (controller is None or controller.may_start(process.name)):
             process.start()
 
-    def _end_drained(self, process: Process, generation: int, seconds: float) -> None:
+    def _end_drained(self, process: SimulatedProcess, generation: int, seconds: float) -> None:
         """End a process that drains when nothing is left on it."""
         if not process.up or generation != process.generation or not isinstance(process.shell, RunnerShell):
             return
@@ -396,7 +396,7 @@ class Run:
         process.crash()
         clock.call_after(seconds, Rank.FAULT, self._restart, process)
 
-    def _slow_streams(self, process: Process, seconds: float) -> None:
+    def _slow_streams(self, process: SimulatedProcess, seconds: float) -> None:
         for stream, _ in self.world.network.streams_of(process):
             stream.slow = [seconds, seconds]
 
@@ -424,7 +424,7 @@ class Run:
 
     # ---------------------------------------------------------------- the record
 
-    def _note(self, process: Process, event: object, now: float) -> None:
+    def _note(self, process: SimulatedProcess, event: object, now: float) -> None:
         if event is not TICK and not (isinstance(event, Received) and isinstance(event.message, Heartbeat)):
             self._happened.append((self.world.clock.now, process.peer.name, event))
 

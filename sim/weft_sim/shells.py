@@ -26,7 +26,7 @@ from weft_sim.drafts import MeasuredSearch
 from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, answer, bytes_of, ends
 from weft_sim.hosts import Host, Lane
 from weft_sim.laws import ClientRequest
-from weft_sim.process import LawBroken, Process
+from weft_sim.process import LawBroken, SimulatedProcess
 from weft_sim.wire import KvPayload
 from weft_supervisor.core import Supervisor
 
@@ -80,7 +80,7 @@ class RegistryMachine:
 class BaseShell:
     """What most processes need nothing of."""
 
-    def accepts(self, process: Process, client: Process, hello: object) -> bool:
+    def accepts(self, process: SimulatedProcess, client: SimulatedProcess, hello: object) -> bool:
         """True where the hello is the contract's; a runner's certificate is for its own namespace."""
         match process.kind, client.kind:
             case Kind.SUPERVISOR, Kind.RUNNER:
@@ -98,21 +98,21 @@ class BaseShell:
             case _:
                 return True
 
-    def perform(self, process: Process, effect: Any) -> None: ...
+    def perform(self, process: SimulatedProcess, effect: Any) -> None: ...
 
-    def stopped(self, process: Process) -> None: ...
+    def stopped(self, process: SimulatedProcess) -> None: ...
 
-    def intercept(self, process: Process, event: object) -> bool:
+    def intercept(self, process: SimulatedProcess, event: object) -> bool:
         return False
 
-    def call_after(self, process: Process, event: object) -> None: ...
+    def call_after(self, process: SimulatedProcess, event: object) -> None: ...
 
 
 class RegistryShell(BaseShell):
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
 
-    def start(self, process: Process) -> RegistryMachine:
+    def start(self, process: SimulatedProcess) -> RegistryMachine:
         return RegistryMachine(self._deployment)
 
 
@@ -122,17 +122,17 @@ class SchedulerShell(BaseShell):
     def __init__(self, world: "World") -> None:
         self._world, self.term = world, 0
 
-    def start(self, process: Process) -> Machine[Any, Any]:
+    def start(self, process: SimulatedProcess) -> Machine[Any, Any]:
         self.term += 1
         self._world.laws.term(self.term)
         return Scheduler(self._world.deployment.scheduler, self.term)
 
-    def perform(self, process: Process, effect: Any) -> None:
+    def perform(self, process: SimulatedProcess, effect: Any) -> None:
         if isinstance(effect, PersistTerm):
             self.term = effect.term
             self._world.laws.term(self.term)
 
-    def stopped(self, process: Process) -> None:
+    def stopped(self, process: SimulatedProcess) -> None:
         self._world.laws.scheduler_died()
 
 
@@ -145,15 +145,15 @@ class SupervisorShell(BaseShell):
         self.outcomes: dict[str, bytes] = {}
         self.unlearned: dict[str, Outcome] = {}  # the predictor has not acknowledged them
 
-    def start(self, process: Process) -> Machine[Any, Any]:
+    def start(self, process: SimulatedProcess) -> Machine[Any, Any]:
         self._waiting, self._writing = list[OutcomeReport](), False
         return Supervisor(self._world.deployment.supervisor, highest_term=self.term)
 
-    def perform(self, process: Process, effect: Any) -> None:
+    def perform(self, process: SimulatedProcess, effect: Any) -> None:
         if isinstance(effect, PersistTerm):
             self.term = max(self.term, effect.term)
 
-    def intercept(self, process: Process, event: object) -> bool:
+    def intercept(self, process: SimulatedProcess, event: object) -> bool:
         match event:
             case Received(message=OutcomeReport() as report) if process.costs.commit:
                 self._waiting.append(report)
@@ -181,14 +181,14 @@ class SupervisorShell(BaseShell):
                 pass
         return False
 
-    def _commit(self, process: Process) -> None:
+    def _commit(self, process: SimulatedProcess) -> None:
         """Commit what waits in one transaction, on a thread of its own; what comes meanwhile is in the next."""
         reports, self._waiting, self._writing = self._waiting, [], True
         self.commits += 1
         seconds = process.costs.commit + process.costs.outcome * len(reports)
         process.host.run(seconds, 1, self._committed, process, process.generation, reports)
 
-    def _committed(self, process: Process, generation: int, reports: list[OutcomeReport]) -> None:
+    def _committed(self, process: SimulatedProcess, generation: int, reports: list[OutcomeReport]) -> None:
         if generation != process.generation:
             return
         for report in reports:
@@ -197,7 +197,7 @@ class SupervisorShell(BaseShell):
         if self._waiting and process.up:
             self._commit(process)
 
-    def _store(self, process: Process, generation: int, report: OutcomeReport) -> None:
+    def _store(self, process: SimulatedProcess, generation: int, report: OutcomeReport) -> None:
         if generation != process.generation or not process.up:
             return
         if report.request_id not in self.outcomes:
@@ -250,7 +250,7 @@ class RunnerShell(BaseShell):
         self.roles: list[tuple[float, str]] = []  # and since when
         self.on_disk: dict[str, None] = {}
 
-    def start(self, process: Process) -> Machine[Any, Any]:
+    def start(self, process: SimulatedProcess) -> Machine[Any, Any]:
         identity = RunnerId(self.plan.spec.runner.uuid, f"i{process.generation}")
         self.spec = spec = replace(self.plan.spec, runner=identity, swaps=self.plan.swap_page_bytes > 0)
         process.peer = Peer(Kind.RUNNER, f"{identity.uuid}/{identity.incarnation}")
@@ -284,12 +284,12 @@ class RunnerShell(BaseShell):
         )
         return self.machine
 
-    def accepts(self, process: Process, client: Process, hello: object) -> bool:
+    def accepts(self, process: SimulatedProcess, client: SimulatedProcess, hello: object) -> bool:
         if isinstance(hello, KvHello):
             return client.kind is Kind.RUNNER
         return isinstance(hello, SessionHello) and hello.incarnation == self.spec.runner.incarnation
 
-    def intercept(self, process: Process, event: object) -> bool:
+    def intercept(self, process: SimulatedProcess, event: object) -> bool:
         """Put pages where they are awaited, each once. What is whole is passed on; anything else ends the stream."""
         if not isinstance(event, Received):
             return False
@@ -307,14 +307,14 @@ class RunnerShell(BaseShell):
                 return True
         return False
 
-    def _refuse(self, process: Process, peer: Peer, reason: str) -> None:
+    def _refuse(self, process: SimulatedProcess, peer: Peer, reason: str) -> None:
         """End a stream as a shell does that refuses what its peer sent: its machine gets Closed."""
         self._world.network.peer_errors.append((peer, reason))
         if (open_stream := process.streams.pop(peer, None)) is not None:
             self._world.network.close(*open_stream, reason)
         process.post(Closed(peer, reason))
 
-    def call_after(self, process: Process, event: object) -> None:
+    def call_after(self, process: SimulatedProcess, event: object) -> None:
         """Offer the executor's free places for as long as steps come of it."""
         if isinstance(event, rn.StepDone):
             self._in_flight -= 1
@@ -332,7 +332,7 @@ class RunnerShell(BaseShell):
         finally:
             self._offering = False
 
-    def perform(self, process: Process, effect: Any) -> None:
+    def perform(self, process: SimulatedProcess, effect: Any) -> None:
         match effect:
             case rn.RunStep():
                 self._run(process, effect)
@@ -376,11 +376,11 @@ class RunnerShell(BaseShell):
             case _:
                 pass
 
-    def stopped(self, process: Process) -> None:
+    def stopped(self, process: SimulatedProcess) -> None:
         if self._world.controller is not None:
             self._world.controller.ready(process.name, ready=False)
 
-    def _open_kv_stream(self, process: Process, effect: rn.OpenKvStream) -> None:
+    def _open_kv_stream(self, process: SimulatedProcess, effect: rn.OpenKvStream) -> None:
         world = self._world
         runner = world.runners.get(effect.address)
         if runner is None:
@@ -392,7 +392,7 @@ class RunnerShell(BaseShell):
         stream = world.network.connect(process, runner, effect.hello, effect.peer)
         process.streams[effect.peer] = (stream, 0)
 
-    def _send_kv(self, process: Process, send: rn.SendKv, ready_at: float, parts: int = 1) -> None:
+    def _send_kv(self, process: SimulatedProcess, send: rn.SendKv, ready_at: float, parts: int = 1) -> None:
         """Send pages over the runner's link, in order, complete at `ready_at`: all but one of `parts` left before."""
         if (open_stream := process.streams.get(send.peer)) is None:
             return
@@ -405,7 +405,7 @@ class RunnerShell(BaseShell):
         pages = KvPages(send.request_id, send.epoch, send.first_page, len(send.pages), 0, 1, len(data))
         self._world.network.send(*open_stream, KvPayload(pages, data), arrives - clock.now)
 
-    def _swap(self, process: Process, order: rn.SwapOut | rn.SwapIn) -> None:
+    def _swap(self, process: SimulatedProcess, order: rn.SwapOut | rn.SwapIn) -> None:
         """Copy pages. A copy reads at its end; until then what it writes is not there, nor what was before."""
         clock = self._world.clock
         seconds = self.times.page_copy_ms * len(order.pages) / 1e3 * (SLOW if clock.now < self.slow_until else 1.0)
@@ -419,7 +419,7 @@ class RunnerShell(BaseShell):
             clock.call_after(seconds, Rank.WORK, *copied)
 
     def _swapped(
-        self, process: Process, generation: int, order: rn.SwapOut | rn.SwapIn, began: float
+        self, process: SimulatedProcess, generation: int, order: rn.SwapOut | rn.SwapIn, began: float
     ) -> None:  # fmt: skip
         now = self._world.clock.now
         if generation != process.generation or not process.up or self._copying.get(order.number) is not order:
@@ -435,7 +435,7 @@ class RunnerShell(BaseShell):
             self.device.copy_in(order.hosts, order.pages)
         process.post(rn.SwapDone(order.number, len(order.pages), now - began))
 
-    def _run(self, process: Process, step: rn.RunStep) -> None:
+    def _run(self, process: SimulatedProcess, step: rn.RunStep) -> None:
         """Run steps one after the other; on the host's cores they compete with everything else there."""
         clock, batch = self._world.clock, step.batch
         seconds = self.times.seconds(
@@ -508,7 +508,7 @@ class RunnerShell(BaseShell):
         return results
 
     def _step_done(
-        self, process: Process, generation: int, step: rn.RunStep, results: rn.StepResults, scheduled_at: float
+        self, process: SimulatedProcess, generation: int, step: rn.RunStep, results: rn.StepResults, scheduled_at: float
     ) -> None:
         now, batch = self._world.clock.now, step.batch
         began = max(scheduled_at, self._ended_at)
@@ -521,7 +521,7 @@ class RunnerShell(BaseShell):
             self.accepted += sum(len(sampled) - 1 for sampled in results.checked.values())
             process.post(rn.StepDone(step, results, (now - scheduled_at) * 1e3))
 
-    def _loaded(self, process: Process, generation: int, order: rn.Load | rn.Fetch) -> None:
+    def _loaded(self, process: SimulatedProcess, generation: int, order: rn.Load | rn.Fetch) -> None:
         if generation != process.generation or not process.up:
             return
         digest, now = order.digest, self._world.clock.now
@@ -571,7 +571,7 @@ class GatewayShell(BaseShell):
         self._clients: dict[str, list[ClientRequest]] = {}  # by the request's id, before its submission
         self._tokenizers: set[str] = set()
 
-    def start(self, process: Process) -> Machine[Any, Any]:
+    def start(self, process: SimulatedProcess) -> Machine[Any, Any]:
         process.peer = Peer(Kind.GATEWAY, f"{process.name}.{process.generation}")
         self._clients.clear()
         self._tokenizers.clear()
@@ -579,12 +579,12 @@ class GatewayShell(BaseShell):
         self.machine = Gateway(config, process.peer.name, outcome_bytes)
         return self.machine
 
-    def arrive(self, process: Process, request_id: str, answers: list[ClientRequest]) -> None:
+    def arrive(self, process: SimulatedProcess, request_id: str, answers: list[ClientRequest]) -> None:
         """Take a client's request for one answer or several."""
         self._clients[request_id] = answers
         process.post(RequestArrived(request_id))
 
-    def perform(self, process: Process, effect: Any) -> None:
+    def perform(self, process: SimulatedProcess, effect: Any) -> None:
         world = self._world
         if type(effect) is gw.Emit:  # one for each token
             request = world.clients[effect.request_id]
@@ -632,7 +632,7 @@ class GatewayShell(BaseShell):
             case _:
                 pass
 
-    def _check(self, process: Process, generation: int, peer: Peer) -> None:
+    def _check(self, process: SimulatedProcess, generation: int, peer: Peer) -> None:
         """Tell whether a session's runner answers now; a session without an answer is given up."""
         stream, _ = process.streams.get(peer, (None, 0))
         if generation != process.generation or stream is None:
@@ -642,7 +642,7 @@ class GatewayShell(BaseShell):
         else:
             self._world.clock.call_after(CHECK_S, Rank.FAULT, self._world.network.give_up, stream)
 
-    def _answered(self, process: Process, step: gw.Proceed | gw.Refuse | gw.RequestHeld) -> None:
+    def _answered(self, process: SimulatedProcess, step: gw.Proceed | gw.Refuse | gw.RequestHeld) -> None:
         """Authenticate and parse, then tokenise: the shell's part, which takes no time of its own here."""
         request_id = step.request_id
         if isinstance(step, gw.RequestHeld):
@@ -680,7 +680,7 @@ class GatewayShell(BaseShell):
             self._world.laws.excused.add(request.id)
             self._world.finished(request.id, reason, error)
 
-    def intercept(self, process: Process, event: object) -> bool:
+    def intercept(self, process: SimulatedProcess, event: object) -> bool:
         match event:
             case RequestArrived(request_id):
                 priority = self._clients[request_id][0].priority
@@ -694,12 +694,12 @@ class GatewayShell(BaseShell):
                 pass
         return False
 
-    def _on_client_gone(self, process: Process, generation: int, request_id: str) -> None:
+    def _on_client_gone(self, process: SimulatedProcess, generation: int, request_id: str) -> None:
         """Let a client go that the machine has handled as left: what it did not submit ends without a trace."""
         if generation == process.generation and request_id in self._clients:
             self._over(request_id, "cancelled", "")
 
-    def stopped(self, process: Process) -> None:
+    def stopped(self, process: SimulatedProcess) -> None:
         self._world.laws.gateway_died(process.name)
 
 
@@ -732,13 +732,13 @@ class PredictorShell(BaseShell):
         self._world = world
         self._checkpoint: Arrays | None = None
 
-    def start(self, process: Process) -> Machine[Any, Any]:
+    def start(self, process: SimulatedProcess) -> Machine[Any, Any]:
         if self._world.deployment.replayed_lengths:
             return PredictorMachine(ReplayedLengths(self._world.predictions))
         saved = self._checkpoint
         self._model = RidgeModel.cold("simulated", dim=FEATURES) if saved is None else RidgeModel.load(saved)
         return PredictorMachine(self._model)
 
-    def stopped(self, process: Process) -> None:
+    def stopped(self, process: SimulatedProcess) -> None:
         if not self._world.deployment.replayed_lengths:
             self._checkpoint = self._model.save()

@@ -17,7 +17,7 @@ from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.hosts import Host, Lane
 from weft_sim.laws import ClientRequest, Laws
 from weft_sim.network import Network
-from weft_sim.process import Process
+from weft_sim.process import SimulatedProcess
 from weft_sim.shells import GatewayShell, PredictorShell, RegistryShell, RunnerShell, SchedulerShell, SupervisorShell
 from weft_sim.timeline import Timeline
 from weft_sim.wire import WireCodec
@@ -51,12 +51,14 @@ class World:
         if watch:
             self.network.on_delivery = self._delivered
         hosts = {name: Host(name, cores, self.clock) for name, cores in deployment.hosts.items()}
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, SimulatedProcess] = {}
         self.clients: dict[str, ClientRequest] = {}
         self.contents = {adapter.digest: adapter.bytes for adapter in deployment.adapters}  # at the depot
         self.predictions: dict[str, Prediction] = {}  # that are replayed, by request
         self.on_end: Callable[[ClientRequest], None] | None = None
-        self.on_event: Callable[[Process, object, float], None] | None = None  # of processes that are made from now on
+        self.on_event: Callable[[SimulatedProcess, object, float], None] | None = (
+            None  # of processes that are made from now on
+        )
         self.watched, self._check = watch, check
         self.hosts = hosts
         control, process = deployment.control, self._process
@@ -71,18 +73,18 @@ class World:
         self.registry.link(self.scheduler, lambda: None)
         self.predictor = process("predictor", Kind.PREDICTOR, PredictorShell(self), control)
         self.supervisor.link(self.predictor, lambda: None)
-        self.runners: dict[str, Process] = {}
+        self.runners: dict[str, SimulatedProcess] = {}
         for plan in deployment.runners:
             self.add_runner(plan)
-        self.gateways: list[Process] = []
+        self.gateways: list[SimulatedProcess] = []
         for number in range(deployment.gateways):
             gateway = process(f"gateway-{number}", Kind.GATEWAY, GatewayShell(self), control)
             gateway.link(self.scheduler, lambda gateway=gateway: GatewayHello(gateway.peer.name, applies_routes=True))
             gateway.link(self.predictor, lambda: None)
             self.gateways.append(gateway)
 
-    def _process(self, name: str, kind: Kind, shell: Any, host: str) -> Process:
-        made = Process(
+    def _process(self, name: str, kind: Kind, shell: Any, host: str) -> SimulatedProcess:
+        made = SimulatedProcess(
             name, kind, shell, self.hosts[host], self.clock, self.network, self.deployment.costs, check=self._check
         )
         if self.watched:
@@ -91,7 +93,7 @@ class World:
         self.processes[name] = made
         return made
 
-    def add_runner(self, plan: RunnerPlan, cores: int = 0) -> Process:
+    def add_runner(self, plan: RunnerPlan, cores: int = 0) -> SimulatedProcess:
         """Add a runner's process, not started yet. `cores`: of a host of its own."""
         if cores:
             self.hosts[plan.host] = Host(plan.host, cores, self.clock)
@@ -107,7 +109,7 @@ class World:
         for process in self.processes.values():
             process.start()
 
-    def serving(self) -> list[Process]:
+    def serving(self) -> list[SimulatedProcess]:
         """Runners that are up, and neither come nor go."""
         controller = self.controller
         return [r for r in self.runners.values() if r.up and (controller is None or controller.serves(r.name))]

@@ -10,7 +10,7 @@ from weft.wire.errors import PeerError
 from weft_sim.clock import Clock, random_of
 from weft_sim.hosts import Costs, Host
 from weft_sim.network import Network
-from weft_sim.process import Process
+from weft_sim.process import SimulatedProcess
 
 
 class Pickled:
@@ -56,22 +56,22 @@ class ToyShell:
     deadlines: list[float] = field(default_factory=list[float])
     performed: list[object] = field(default_factory=list[object])
 
-    def start(self, process: Process) -> Toy:
+    def start(self, process: SimulatedProcess) -> Toy:
         process.peer = Peer(process.kind, f"{process.name}#{process.generation}")
         return Toy(process.peer.name, self.log, list(self.deadlines))
 
-    def accepts(self, process: Process, client: object, hello: object) -> bool:
+    def accepts(self, process: SimulatedProcess, client: object, hello: object) -> bool:
         return True
 
-    def intercept(self, process: Process, event: object) -> bool:
+    def intercept(self, process: SimulatedProcess, event: object) -> bool:
         return False
 
-    def after(self, process: Process, event: object) -> None: ...
+    def after(self, process: SimulatedProcess, event: object) -> None: ...
 
-    def perform(self, process: Process, effect: object) -> None:
+    def perform(self, process: SimulatedProcess, effect: object) -> None:
         self.performed.append(effect)
 
-    def stopped(self, process: Process) -> None: ...
+    def stopped(self, process: SimulatedProcess) -> None: ...
 
 
 class Town:
@@ -82,7 +82,9 @@ class Town:
         self.network = Network(self.clock, Pickled(), random_of(seed, "network"), delay_s=0.001)
         self.shell = ToyShell(self.log, list(deadlines))
         self.left, self.right = (
-            Process(name, kind, self.shell, Host(name, 1, self.clock), self.clock, self.network, costs or Costs())
+            SimulatedProcess(
+                name, kind, self.shell, Host(name, 1, self.clock), self.clock, self.network, costs or Costs()
+            )
             for name, kind in (("left", Kind.GATEWAY), ("right", Kind.SCHEDULER))
         )
         self.link = self.left.link(self.right, lambda: "hello")
@@ -92,7 +94,7 @@ class Town:
         self.left.start()
         self.clock.run(end_s=self.clock.now + 0.1)
 
-    def send(self, process: Process, message: object) -> None:
+    def send(self, process: SimulatedProcess, message: object) -> None:
         (stream,) = process.streams.values()
         self.network.send(*stream, message)
 

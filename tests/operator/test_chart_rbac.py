@@ -34,12 +34,12 @@ from weft_operator.kubernetes import (
     NODES,
     PODS,
     WATCHED,
-    Api,
     EventRecorder,
     KeySecrets,
+    KubeApi,
     KubernetesBackend,
     ObjectCache,
-    Resource,
+    ResourceKind,
     owner_of,
 )
 
@@ -66,7 +66,7 @@ class World:
     plane: Cluster
     release: str
     pools: str
-    api: Api
+    api: KubeApi
     backend: KubernetesBackend
     events: EventRecorder
     cache: ObjectCache
@@ -130,7 +130,7 @@ def ref_of(obj: Object) -> Ref:
     return Ref(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
-def reads(resource: Resource, where: str) -> dict[Right, Use]:
+def reads(resource: ResourceKind, where: str) -> dict[Right, Use]:
     """`Audit` lists and gets; kopf watches."""
 
     def namespace(world: World) -> str | None:
@@ -368,7 +368,7 @@ async def acting(plane: Cluster, installed: Installed, token: str) -> AsyncGener
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = plane.url, str(plane.ca)
     configuration.api_key = {"BearerToken": f"Bearer {token}"}
-    api, cache = Api(configuration), ObjectCache()
+    api, cache = KubeApi(configuration), ObjectCache()
     events = EventRecorder(api, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
     backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=PATIENCE_S, observe=lambda *_: None)
     try:

@@ -9,11 +9,11 @@ from harness.cluster.cluster import needs_own, own_cluster
 from harness.operator.stage import Stage, until
 from weft.api.crd import crds
 from weft.leadership.lease_api import load_configuration
-from weft_operator.kubernetes import PATH, Api, missing_fields
+from weft_operator.kubernetes import PATH, KubeApi, missing_fields
 
 
 async def test_the_definitions_of_this_version_are_whole_and_the_operator_may_read_that(stage: Stage) -> None:
-    api = Api(await load_configuration(str(stage.access.kubeconfig)))
+    api = KubeApi(await load_configuration(str(stage.access.kubeconfig)))
     try:
         assert missing_fields(await api.request("GET", PATH)) == []
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.bad_manifests import pool
 from harness.cluster.cluster import Cluster
-from weft_operator.core import Pool
+from weft_operator.core import PoolObject
 from weft_operator.core.children import MANAGER, make_children
 from weft_operator.core.drift import matches, spec_hash
 from weft_operator.core.resources import parse_pool
@@ -71,13 +71,13 @@ def defaults(request: pytest.FixtureRequest) -> RunnerDefaults:
     return SITES[request.param]
 
 
-def stored_pool(control_plane: Cluster, namespace: str, name: str = "demo", **spec: Any) -> Pool:
+def stored_pool(control_plane: Cluster, namespace: str, name: str = "demo", **spec: Any) -> PoolObject:
     """Return a pool as this API server stores it: its owner references have to name a real one."""
     (stored,) = control_plane.apply(pool(name, namespace, **spec))
     return parse_pool(stored)
 
 
-def wishes(pool: Pool, defaults: RunnerDefaults, size: int) -> list[Child]:
+def wishes(pool: PoolObject, defaults: RunnerDefaults, size: int) -> list[Child]:
     return make_children(pool, BASE, defaults, {group.name: size for group in pool.groups})
 
 

@@ -24,7 +24,7 @@ from weft_operator.core import Ref
 from weft_operator.core.actions import ApplyChild
 from weft_operator.core.state import Child
 from weft_operator.errors import StaleWrite
-from weft_operator.kubernetes import Api, EventRecorder, KubernetesBackend, ObjectCache
+from weft_operator.kubernetes import EventRecorder, KubeApi, KubernetesBackend, ObjectCache
 
 RUNNERS = "base-runners"
 POOLS, ADAPTERS = ("servingpools",), ("loraadapters",)
@@ -196,7 +196,7 @@ def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(hi
 async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(history: History) -> None:
     """The watch tells of a Deployment between the plan, which has it made, and the write: it is planned again."""
     stage, cache = history.stage, ObjectCache()
-    api = Api(await load_configuration(str(stage.access.kubeconfig)))
+    api = KubeApi(await load_configuration(str(stage.access.kubeconfig)))
     events = EventRecorder(api, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
     backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=60.0, observe=lambda *_: None)
     mark, pool, there = stage.control_plane.mark(), stage.get("servingpool", "base"), stage.get("deployment", RUNNERS)

@@ -30,7 +30,7 @@ from weft.leadership.lease_api import load_configuration
 from weft_devcluster.processes import free_ports
 from weft_operator.core import DesiredState, Object, Ref, parse
 from weft_operator.core.state import ObjectKey
-from weft_operator.kubernetes import OWN, Watches, admission
+from weft_operator.kubernetes import OWN, KubernetesWatches, admission
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 PLURALS = {"ServingPool": "servingpools", "LoRAAdapter": "loraadapters"}
@@ -78,7 +78,7 @@ class Webhook:
 
     async def _serve(self) -> None:
         configuration = await load_configuration(str(self._control_plane.kubeconfig))
-        watches = Watches(configuration, on_object=self._put, on_gone=self._drop, on_start=lambda: None)
+        watches = KubernetesWatches(configuration, on_object=self._put, on_gone=self._drop, on_start=lambda: None)
         registry = watches.registry(OWN)
         admission.register(registry, self._desired)
         await watches.run_own(registry, cast("kopf.WebhookServer", self._serving()))

@@ -7,7 +7,7 @@ import pytest
 
 from weft_runner.core.preempt.parking import SequenceParking
 from weft_scheduler.core import Requeued, SequencesParked
-from weft_sim.process import Process
+from weft_sim.process import SimulatedProcess
 from weft_sim.simulate import PoolDescription, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival
@@ -37,7 +37,7 @@ def test_a_flood_makes_room_and_its_answers_are_whole(pool: PoolDescription, mon
         laws = world.scheduler.on_effects
         assert laws is not None, "the laws are checked"
 
-        def counted(process: Process, event: object, effects: Sequence[Any]) -> None:
+        def counted(process: SimulatedProcess, event: object, effects: Sequence[Any]) -> None:
             parked.extend(one for effect in effects if isinstance(effect, SequencesParked) for one in effect.parks)
             again.update(effect.reason for effect in effects if isinstance(effect, Requeued))
             laws(process, event, effects)

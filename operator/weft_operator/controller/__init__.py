@@ -9,5 +9,5 @@ from weft_operator.controller.depot_client import DepotClient
 from weft_operator.controller.keys import KeyController
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
-from weft_operator.controller.resolver import Resolver
+from weft_operator.controller.resolver import SourceResolver
 from weft_operator.controller.workqueue import BURST, PER_S, TokenBucket, WorkQueue

@@ -65,7 +65,7 @@ class Backend(Protocol):
     async def remove_runner(self, action: RemoveRunner) -> None: ...
 
 
-class Depot(Protocol):
+class DepotApi(Protocol):
     """A client of the depot. Raises DepotUnavailable."""
 
     async def resolve(self, request: ResolveRequest, on_step: Callable[[OperationStatus], None]) -> OperationStatus: ...
@@ -75,7 +75,7 @@ class Depot(Protocol):
     async def retain(self, digests: frozenset[str]) -> None: ...
 
 
-class Registry(Protocol):
+class RegistryApi(Protocol):
     """A client of the scheduler's registry. Does not fail: each connection begins with the whole table."""
 
     def update(self, action: RegistryUpdate) -> None: ...

@@ -16,7 +16,7 @@ from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
-from weft_operator.core.api_keys import DeclaredKey, KeyDeclaration
+from weft_operator.core.api_keys import KeyDeclaration, SupervisorKey
 from weft_operator.errors import SupervisorUnavailable
 
 SCOPES = {"Inference": KeyScope.INFERENCE, "ReadOnly": KeyScope.READ_ONLY, "Metrics": KeyScope.METRICS}
@@ -33,7 +33,7 @@ class KeyRegistry:
     async def aclose(self) -> None:
         await self._channel.close(None)
 
-    async def declare(self, new: KeyDeclaration) -> DeclaredKey | None:
+    async def declare(self, new: KeyDeclaration) -> SupervisorKey | None:
         """Declare a key. Returns it, in force or revoked for good by a person; None: it is somebody else's.
 
         Raises SupervisorUnavailable.
@@ -51,13 +51,13 @@ class KeyRegistry:
         answer = await self._call(self._admin.DeclareKey, m)
         revoked = answer.outcome == pb.DeclareKeyResponse.REVOKED
         there = revoked or answer.outcome == pb.DeclareKeyResponse.DECLARED
-        return DeclaredKey(answer.key_id, new, revoked) if there else None
+        return SupervisorKey(answer.key_id, new, revoked) if there else None
 
     async def withdraw(self, owner: str) -> None:
         """Withdraw an owner's key. Raises SupervisorUnavailable."""
         await self._call(self._admin.WithdrawKey, pb.WithdrawKeyRequest(owner=owner))
 
-    async def declared(self) -> list[DeclaredKey]:
+    async def declared(self) -> list[SupervisorKey]:
         """List every key in force, and those that a person has revoked. Raises SupervisorUnavailable."""
         answer = await self._call(self._admin.ListDeclaredKeys, pb.ListDeclaredKeysRequest())
         return [_declared(m) for m in answer.keys]
@@ -70,7 +70,7 @@ class KeyRegistry:
             raise SupervisorUnavailable(sanitize(f"{error.code().name}: {error.details()}")) from error
 
 
-def _declared(m: pb.DeclaredKey) -> DeclaredKey:
+def _declared(m: pb.DeclaredKey) -> SupervisorKey:
     declaration = m.declaration
     rule = LimitRule(
         "",
@@ -80,7 +80,7 @@ def _declared(m: pb.DeclaredKey) -> DeclaredKey:
         tokens_per_day=declaration.limits.tokens_per_day,
     )
     scope = NAMES.get(KEY_SCOPES[declaration.scope], "")
-    return DeclaredKey(
+    return SupervisorKey(
         m.key_id,
         KeyDeclaration(
             owner=declaration.owner,

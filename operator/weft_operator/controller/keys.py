@@ -23,11 +23,11 @@ from weft_operator.core.api_keys import (
     NOT_READ,
     CreateSecret,
     Declare,
-    DeclaredKey,
     Key,
     KeyView,
     Secret,
     Step,
+    SupervisorKey,
     Withdraw,
     key_events_for,
     next_step,
@@ -46,7 +46,7 @@ AGAIN_S = 2.0  # while the supervisor does not answer
 MAX_STEPS = 12  # of one reconcile: from nothing to Ready are five
 
 
-class Secrets(Protocol):
+class SecretReader(Protocol):
     """Secrets of the namespaces that are served."""
 
     async def read(self, key: Key) -> Secret: ...
@@ -62,7 +62,7 @@ class KeyController(Loop):
     def __init__(
         self,
         backend: Backend,
-        secret_store: Secrets,
+        secret_store: SecretReader,
         registry: KeyRegistry,
         *,
         namespaces: Collection[str],
@@ -77,7 +77,7 @@ class KeyController(Loop):
         self._has_list = False
         self._unsure: set[str] = set()  # owners of whom a call has failed: what the supervisor did is not known
         self._called: set[str] = set()  # owners that a call was about while the list was on its way
-        self._declared: dict[str, list[DeclaredKey]] = {}  # by owner: in force, or revoked by a person
+        self._declared: dict[str, list[SupervisorKey]] = {}  # by owner: in force, or revoked by a person
         self._refused_hash: dict[str, str] = {}  # by owner: the hash that was refused
         self._refused: dict[Ref, str] = {}  # why its Secret was refused at this reconcile
 
@@ -121,7 +121,7 @@ class KeyController(Loop):
         entry = await self._registry.declared()
         called = self._called
         self._unsure -= unsure - called
-        listed: dict[str, list[DeclaredKey]] = {owner: self._declared.get(owner, []) for owner in called}
+        listed: dict[str, list[SupervisorKey]] = {owner: self._declared.get(owner, []) for owner in called}
         for key in entry:
             if (owner := key.declaration.owner) not in called:
                 listed.setdefault(owner, []).append(key)
@@ -192,7 +192,7 @@ class KeyController(Loop):
         self._called.add(owner)
         self._unsure.discard(owner)
 
-    def _replace(self, owner: str, key: DeclaredKey | None) -> None:
+    def _replace(self, owner: str, key: SupervisorKey | None) -> None:
         """Note the one key of that owner that is in force, if any; what a person has revoked stays so."""
         revoked = [one for one in self._declared.get(owner, []) if one.revoked]
         self._declared[owner] = [*revoked, key] if key else revoked

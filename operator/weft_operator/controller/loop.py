@@ -21,13 +21,13 @@ from weft_operator.controller.clock import Clock, unix_clock
 from weft_operator.controller.interfaces import (
     Backend,
     ClusterAction,
-    Depot,
+    DepotApi,
     NoMetrics,
     ReconcileMetrics,
-    Registry,
+    RegistryApi,
     RegistryUpdate,
 )
-from weft_operator.controller.resolver import Resolver
+from weft_operator.controller.resolver import SourceResolver
 from weft_operator.controller.workqueue import TokenBucket, WorkQueue
 from weft_operator.core.actions import (
     Action,
@@ -52,7 +52,7 @@ from weft_operator.core.actions import (
 from weft_operator.core.expectations import apply_failed, expect, forget, found_foreign, restore_resolutions
 from weft_operator.core.reconcile import known_refs, reconcile, requeue_at
 from weft_operator.core.resources import Malformed, Meta, Object, Ref, parse, ref_of
-from weft_operator.core.state import DesiredState, ObjectKey, Pod, RunnerProcess, State
+from weft_operator.core.state import ClusterState, DesiredState, ObjectKey, Pod, RunnerProcess
 from weft_operator.errors import ChildExists, ChildRefused, OperatorError, StaleWrite
 
 log = logging.getLogger(__name__)
@@ -171,19 +171,19 @@ class Controller(Loop):
     def __init__(
         self,
         backend: Backend,
-        depot: Depot,
-        registry: Registry,
+        depot: DepotApi,
+        registry: RegistryApi,
         *,
         desired: DesiredState,
         clock: Clock | None = None,
         metrics: ReconcileMetrics | None = None,
     ) -> None:
         super().__init__(backend, clock, metrics)
-        self.state = State(desired)
+        self.state = ClusterState(desired)
         self.planned = asyncio.Event()  # every object that was there at the start was planned once
         self._first: set[Ref] = set()
         self._registry = registry
-        self._depot = Resolver(depot, self.state, clock=self._clock, mark=self._queue.add)
+        self._depot = SourceResolver(depot, self.state, clock=self._clock, mark=self._queue.add)
 
     def load(self, objects: Iterable[Object]) -> None:
         """Take in the complete list, before `run()`, where runners and scheduler start together with this controller.

@@ -14,15 +14,15 @@ from weakref import WeakValueDictionary
 
 from weft.artifacts.depot_api import OperationStatus
 from weft.telemetry.logs import kv
-from weft_operator.controller.interfaces import Depot
+from weft_operator.controller.interfaces import DepotApi
 from weft_operator.core.actions import Resolve, RetainBlobs
 from weft_operator.core.artifacts import source_changed, unreachable, updated
 from weft_operator.core.canary import canary_uid, owner_uid
 from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.expectations import expect
 from weft_operator.core.reconcile import longest_drain_s, plan_retention, resolve_period_s
-from weft_operator.core.resources import Adapter, Ref
-from weft_operator.core.state import State
+from weft_operator.core.resources import AdapterObject, Ref
+from weft_operator.core.state import ClusterState
 from weft_operator.errors import DepotUnavailable
 
 log = logging.getLogger(__name__)
@@ -43,11 +43,11 @@ class _Turns:
     again: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RESOLVES_AGAIN))
 
 
-class Resolver:
+class SourceResolver:
     """The owner of the requests under way. `mark` is called with objects that have to be planned again."""
 
     def __init__(
-        self, depot: Depot, state: State, *, clock: Callable[[], float], mark: Callable[[Iterable[Ref]], None]
+        self, depot: DepotApi, state: ClusterState, *, clock: Callable[[], float], mark: Callable[[Iterable[Ref]], None]
     ) -> None:
         self._depot, self._state = depot, state
         self._clock, self._mark = clock, mark
@@ -146,7 +146,7 @@ class Resolver:
     def _updated(self, action: Resolve, answer: OperationStatus) -> None:
         resource, resolutions = self._state.desired.get(action.ref), self._state.observed.resolutions
         resolution = resolutions[action.uid]
-        pool = resource.pool if isinstance(resource, Adapter) else None
+        pool = resource.pool if isinstance(resource, AdapterObject) else None
         resolution_after = resolutions[action.uid] = updated(resolution, answer, self._clock(), pool)
         self._mark([action.ref])
         if answer.finished:

@@ -24,9 +24,9 @@ from weft_operator.core.artifacts import Resolution, VerifiedArtifact, from_stat
 from weft_operator.core.canary import CanaryView, as_adapter, canary_view, promoted_content, resolution_of_canary
 from weft_operator.core.chat_templates import TemplateView, template_from_status, template_view
 from weft_operator.core.children import RUNNER_KINDS, child_names, is_adoptable
-from weft_operator.core.resources import Adapter, Pool, Ref, holds
+from weft_operator.core.resources import AdapterObject, PoolObject, Ref, holds
 from weft_operator.core.scaling import Bounds
-from weft_operator.core.state import DesiredState, Pod, RunnerProcess, State, runner_pods
+from weft_operator.core.state import ClusterState, DesiredState, Pod, RunnerProcess, runner_pods
 
 UNPINNED_SLOTS = 1  # of a runner
 NAME_CONFLICT, VOLUME_NOT_ALLOWED = "NameConflict", "VolumeNotAllowed"
@@ -42,8 +42,8 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolView:
-    pool: Pool
+class PoolFacts:
+    pool: PoolObject
     rejection: Rejection | None
     request: ResolveRequest | None  # None: not accepted
     resolution: Resolution | None  # of that request or of the one before it
@@ -61,7 +61,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class AdapterView:
-    adapter: Adapter
+    adapter: AdapterObject
     rejection: Rejection | None
     mismatch: Rejection | None  # the manifest's own assertion about the base does not hold
     request: ResolveRequest | None  # None: not accepted, a mismatch, or no base yet
@@ -73,14 +73,14 @@ class AdapterView:
     template: TemplateView | None = None  # None: the spec gives no chat template
 
 
-def pool_view(pool: Pool, state: State, bounds: Bounds, wanted_runners: int, now: float) -> PoolView:
+def pool_view(pool: PoolObject, state: ClusterState, bounds: Bounds, wanted_runners: int, now: float) -> PoolFacts:
     """Gather everything about one pool."""
     rejection = reject_pool(pool, state.desired)
     request = None if rejection else pool_request(pool)
     resolution = _resolution(pool, request, state)
     adapters_total, adapters_ready = state.desired.counts(pool.meta.ref)
     serving = resolution.verified if resolution and request else None
-    return PoolView(
+    return PoolFacts(
         pool=pool,
         rejection=rejection,
         request=request,
@@ -97,7 +97,7 @@ def pool_view(pool: Pool, state: State, bounds: Bounds, wanted_runners: int, now
     )
 
 
-def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
+def adapter_view(adapter: AdapterObject, state: ClusterState, now: float) -> AdapterView:
     """Gather everything about one adapter."""
     pool = state.desired.pools.get(adapter.pool)
     rejection = reject_adapter(adapter, state.desired)
@@ -132,7 +132,7 @@ def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
     )
 
 
-def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
+def reject_pool(pool: PoolObject, desired: DesiredState) -> Rejection | None:
     """Explain why this pool is not accepted; None when it is."""
     namespace = pool.meta.ref.namespace
     if not desired.serves(namespace):
@@ -143,28 +143,30 @@ def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
     return _conflict(pool, owner) if owner is not None and owner is not pool else None
 
 
-def reject_adapter(adapter: Adapter, desired: DesiredState) -> Rejection | None:
+def reject_adapter(adapter: AdapterObject, desired: DesiredState) -> Rejection | None:
     """Explain why this adapter is not accepted; None when it is."""
     return reject_by_name(adapter, desired) or (_reject_pin(adapter, desired) if adapter.spec.pinned else None)
 
 
-def pinned_max(pool: Pool) -> int | None:
+def pinned_max(pool: PoolObject) -> int | None:
     """The number of adapters that may be pinned in this pool; None: only its runners' memory bounds them."""
     slots = pool.spec.advanced.max_adapters
     return None if slots is None else slots - UNPINNED_SLOTS
 
 
-def name_owner(model_name: str, desired: DesiredState) -> Pool | Adapter | None:
+def name_owner(model_name: str, desired: DesiredState) -> PoolObject | AdapterObject | None:
     """The owner of a name: the first, by the rules above, of its claimants that are not rejected for something else."""
     claimants = (claimant for claimant in desired.claimants(model_name) if _may_hold(claimant, desired))
     return min(
-        claimants, key=lambda c: (isinstance(c, Adapter), not is_in_own_namespace(c), _precedence(c)), default=None
+        claimants,
+        key=lambda c: (isinstance(c, AdapterObject), not is_in_own_namespace(c), _precedence(c)),
+        default=None,
     )
 
 
-def accepted_by_name(adapters: Iterable[Adapter], desired: DesiredState) -> Iterator[Adapter]:
+def accepted_by_name(adapters: Iterable[AdapterObject], desired: DesiredState) -> Iterator[AdapterObject]:
     """Yield the adapters that have the name they ask for. Each name is looked at once, however many claim it."""
-    owners: dict[str, Pool | Adapter | None] = {}
+    owners: dict[str, PoolObject | AdapterObject | None] = {}
     for adapter in adapters:
         if adapter.model_name not in owners:
             owners[adapter.model_name] = name_owner(adapter.model_name, desired)
@@ -172,7 +174,7 @@ def accepted_by_name(adapters: Iterable[Adapter], desired: DesiredState) -> Iter
             yield adapter
 
 
-def reject_by_name(adapter: Adapter, desired: DesiredState) -> Rejection | None:
+def reject_by_name(adapter: AdapterObject, desired: DesiredState) -> Rejection | None:
     """Explain why this adapter is not accepted, whether it may be pinned aside."""
     pool = desired.pools.get(adapter.pool)
     if pool is None or pool.meta.deleting:
@@ -184,7 +186,7 @@ def reject_by_name(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     return _conflict(adapter, owner) if owner is not None and owner is not adapter else None
 
 
-def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
+def _reject_pin(adapter: AdapterObject, desired: DesiredState) -> Rejection | None:
     """Explain why an adapter that has its name may not be pinned; None when it may."""
     pool = desired.pools[adapter.pool]
     max_pinned, precedence = pinned_max(pool), _precedence(adapter)
@@ -200,7 +202,7 @@ def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     return Rejection("NoSlots", f"ServingPool {adapter.pool} with {bound}, and older ones are there; {advice}")
 
 
-def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:
+def base_artifact(pool: PoolObject, state: ClusterState) -> VerifiedArtifact | None:
     """The pool's base model, once it is there; None for a pool that is not accepted."""
     if reject_pool(pool, state.desired):
         return None
@@ -208,7 +210,7 @@ def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:
     return resolution.verified if resolution else None
 
 
-def pool_request(pool: Pool) -> ResolveRequest:
+def pool_request(pool: PoolObject) -> ResolveRequest:
     """Make the request to the depot about this pool's base model."""
     model = pool.spec.model
     return ResolveRequest(
@@ -222,7 +224,7 @@ def pool_request(pool: Pool) -> ResolveRequest:
     )
 
 
-def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> ResolveRequest:
+def adapter_request(adapter: AdapterObject, pool: PoolObject, base: VerifiedArtifact) -> ResolveRequest:
     """Make the request to the depot about this adapter in this pool.
 
     `baseModel` in the manifest names the pool's model itself; then the adapter's own `base_model_name_or_path` is not
@@ -243,15 +245,15 @@ def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> Res
     )
 
 
-def is_ready(adapter: Adapter) -> bool:
+def is_ready(adapter: AdapterObject) -> bool:
     """Whether this adapter is Ready, by its stored status."""
     return holds(adapter, "Ready")
 
 
-def resolution_from_status(resource: Pool | Adapter, state: State, now: float) -> Resolution | None:
+def resolution_from_status(resource: PoolObject | AdapterObject, state: ClusterState, now: float) -> Resolution | None:
     """The resolution that an object's status implies, for a controller that starts. Pools first."""
     generation, status = resource.meta.generation, resource.status
-    if isinstance(resource, Pool):
+    if isinstance(resource, PoolObject):
         return from_status(pool_request(resource), status, generation, None, now)
     request = adapter_view(resource, state, now).request
     if request is None or promoted_content(resource):  # the digest of the status is the canary's
@@ -259,26 +261,30 @@ def resolution_from_status(resource: Pool | Adapter, state: State, now: float) -
     return from_status(request, status, generation, resource.pool, now)
 
 
-def canary_from_status(adapter: Adapter, state: State, now: float) -> Resolution | None:
+def canary_from_status(adapter: AdapterObject, state: ClusterState, now: float) -> Resolution | None:
     """The resolution of an adapter's canary by the adapter's status, for a controller that starts."""
     view = adapter_view(adapter, state, now)
     return resolution_of_canary(adapter, view.canary.request, now) if view.canary else None
 
 
-def supplied_template_from_status(resource: Pool | Adapter, state: State, now: float) -> Resolution | None:
+def supplied_template_from_status(
+    resource: PoolObject | AdapterObject, state: ClusterState, now: float
+) -> Resolution | None:
     """The resolution of the chat template of an object's spec by its status, for a controller that starts."""
-    pool = resource if isinstance(resource, Pool) else state.desired.pools.get(resource.pool)
+    pool = resource if isinstance(resource, PoolObject) else state.desired.pools.get(resource.pool)
     base = base_artifact(pool, state) if pool and resource.chat_template.is_supplied else None
     return template_from_status(resource, base.digest, now) if base else None
 
 
-def _resolution(resource: Pool | Adapter, request: ResolveRequest | None, state: State) -> Resolution | None:
+def _resolution(
+    resource: PoolObject | AdapterObject, request: ResolveRequest | None, state: ClusterState
+) -> Resolution | None:
     return state.observed.resolutions.get(resource.meta.uid) if request else None
 
 
 def _serving(
-    adapter: Adapter, rejection: Rejection | None, request: ResolveRequest | None, resolution: Resolution | None,
-    state: State,
+    adapter: AdapterObject, rejection: Rejection | None, request: ResolveRequest | None, resolution: Resolution | None,
+    state: ClusterState,
 ) -> VerifiedArtifact | None:  # fmt: skip
     """The content that serves: in the adapter's pool, or, until that takes requests, where it served before."""
     if rejection:
@@ -295,7 +301,7 @@ def _serving(
 
 
 def _promoted_before(
-    adapter: Adapter, request: ResolveRequest, resolution: Resolution | None
+    adapter: AdapterObject, request: ResolveRequest, resolution: Resolution | None
 ) -> VerifiedArtifact | None:
     """The canary that was promoted, until the source that has taken its place is known: nobody goes back meanwhile."""
     stored = served_content(adapter.status) if promoted_content(adapter) else None
@@ -305,14 +311,14 @@ def _promoted_before(
     return stored
 
 
-def takes_requests(pool: Pool, state: State) -> bool:
+def takes_requests(pool: PoolObject, state: ClusterState) -> bool:
     """Whether a request to this pool is served, or wakes it."""
     report = state.observed.pool_reports.get(str(pool.meta.ref))
     wakes = pool.spec.autoscaling is not None and pool.spec.autoscaling.min_replicas == 0
     return wakes or (report is not None and report.ready_runners > 0)
 
 
-def _in_previous_pool(adapter: Adapter, state: State) -> VerifiedArtifact | None:
+def _in_previous_pool(adapter: AdapterObject, state: ClusterState) -> VerifiedArtifact | None:
     """The content of a Ready adapter in the pool that its spec no longer names, while that pool still may serve it."""
     previous = _previous(adapter)
     pool = state.desired.pools.get(previous.pool) if previous and previous.pool else None
@@ -322,17 +328,17 @@ def _in_previous_pool(adapter: Adapter, state: State) -> VerifiedArtifact | None
     return previous if base and base.digest == previous.base_digest else None
 
 
-def _previous(adapter: Adapter) -> VerifiedArtifact | None:
+def _previous(adapter: AdapterObject) -> VerifiedArtifact | None:
     """The content of a Ready adapter in a pool that its spec does not name."""
     previous = served_content(adapter.status) if is_ready(adapter) else None
     return previous if previous and previous.pool != adapter.pool else None
 
 
-def _admits(pool: Pool | None, adapter: Adapter) -> bool:
+def _admits(pool: PoolObject | None, adapter: AdapterObject) -> bool:
     return pool is not None and not pool.meta.deleting and pool.permits(adapter.meta.ref.namespace)
 
 
-def _base(pool: Pool, digest: str, *, named: bool) -> BaseRef:
+def _base(pool: PoolObject, digest: str, *, named: bool) -> BaseRef:
     """The base that an adapter has to fit, with its names: the served one, or the last part of its URI."""
     if not named:
         return BaseRef(digest)
@@ -340,7 +346,7 @@ def _base(pool: Pool, digest: str, *, named: bool) -> BaseRef:
     return BaseRef(digest, pool.model_name, () if last_part in ("", pool.model_name) else (last_part,))
 
 
-def _mismatch(adapter: Adapter, pool: Pool) -> Rejection | None:
+def _mismatch(adapter: AdapterObject, pool: PoolObject) -> Rejection | None:
     if adapter.spec.base_model in (None, pool.model_name):
         return None
     return Rejection(
@@ -349,13 +355,13 @@ def _mismatch(adapter: Adapter, pool: Pool) -> Rejection | None:
     )
 
 
-def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
+def _may_hold(claimant: PoolObject | AdapterObject, desired: DesiredState) -> bool:
     """Whether an object may hold a name. A refused one does not, or it would keep others from being served; a pool does
     while it may be served.
 
     An adapter that moves to a pool that does not admit it holds its name through the pool that serves it.
     """
-    if isinstance(claimant, Pool):
+    if isinstance(claimant, PoolObject):
         return desired.serves(claimant.meta.ref.namespace)
     if _admits(desired.pools.get(claimant.pool), claimant):
         return True
@@ -363,12 +369,12 @@ def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
     return previous is not None and previous.pool is not None and _admits(desired.pools.get(previous.pool), claimant)
 
 
-def _runners(ref: Ref, state: State) -> tuple[RunnerProcess | Pod, ...]:
+def _runners(ref: Ref, state: ClusterState) -> tuple[RunnerProcess | Pod, ...]:
     members = (*state.observed.runners.get(ref, {}).values(), *runner_pods(state.observed.pods.get(ref, {}).values()))
     return tuple(runner for runner in members if runner.state != "Leaving")
 
 
-def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
+def _blocking_error(pool: PoolObject, state: ClusterState, now: float) -> Rejection | None:
     """The error that keeps a pool's runners from starting: a folder that the site does not allow, a child that the API
     server refuses, a name that another object has, or pods that it refuses a Deployment."""
     ref, names = pool.meta.ref, child_names(pool)
@@ -391,24 +397,24 @@ def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
     return None
 
 
-def is_in_own_namespace(claimant: Pool | Adapter) -> bool:
+def is_in_own_namespace(claimant: PoolObject | AdapterObject) -> bool:
     """Whether an object's model name begins with its own namespace, as it does by default."""
     return claimant.model_name.startswith(f"{claimant.meta.ref.namespace}/")
 
 
-def _precedence(claimant: Pool | Adapter) -> tuple[bool, float, bool, str]:
+def _precedence(claimant: PoolObject | AdapterObject) -> tuple[bool, float, bool, str]:
     meta = claimant.meta
-    return (isinstance(claimant, Adapter), meta.created, not holds(claimant, "Accepted"), meta.uid)
+    return (isinstance(claimant, AdapterObject), meta.created, not holds(claimant, "Accepted"), meta.uid)
 
 
-def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Rejection:
+def _conflict(asking: PoolObject | AdapterObject, owner: PoolObject | AdapterObject) -> Rejection:
     return Rejection(NAME_CONFLICT, f"the name {asking.model_name!r} {describe_owner(asking, owner)}")
 
 
-def describe_owner(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
+def describe_owner(asking: PoolObject | AdapterObject, owner: PoolObject | AdapterObject) -> str:
     """Describe the owner of a name. A tenant does not learn the names of the adapters of others."""
-    if isinstance(owner, Pool):
+    if isinstance(owner, PoolObject):
         return f"is the base model of ServingPool {owner.meta.ref}"
-    if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:
+    if isinstance(asking, AdapterObject) and asking.meta.ref.namespace != owner.meta.ref.namespace:
         return "belongs to an adapter of another namespace"
     return f"belongs to LoRAAdapter {owner.meta.ref}"

@@ -22,7 +22,7 @@ from weft.domain.limits import LimitRule
 from weft_operator.core.actions import AddFinalizer, RecordEvent, RemoveFinalizer, SetStatus
 from weft_operator.core.children import MANAGED_BY, MANAGER
 from weft_operator.core.resources import API_VERSION, UNREADABLE, Malformed, Meta, Object, parse_meta
-from weft_operator.core.status import Condition, merged, timestamp
+from weft_operator.core.status import UndatedCondition, merged, timestamp
 
 FINALIZER = "serving.weft.dev/revoke-key"
 ENTRY = "key"  # of a Secret that is made
@@ -63,7 +63,7 @@ class KeyDeclaration:
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredKey:
+class SupervisorKey:
     """A key at the supervisor: in force, or revoked by a person for good."""
 
     key_id: str
@@ -112,7 +112,7 @@ class KeyView:
     served: bool  # APIKeys of its namespace are served
     secret: Secret
     is_known: bool
-    declared: DeclaredKey | None = None  # in force
+    declared: SupervisorKey | None = None  # in force
     revoked: frozenset[str] = frozenset()  # hashes of keys of this object that a person has revoked
     refused_hash: str = ""  # the hash that the supervisor refused as somebody else's
     refused: str = ""  # why the API server refused the Secret
@@ -165,7 +165,7 @@ def next_step(view: KeyView, now: float) -> Step | None:
     return _status_step(view, declaration.reason, declaration.message, now)
 
 
-def orphans(declared: Iterable[DeclaredKey], uids: Collection[str]) -> list[str]:
+def orphans(declared: Iterable[SupervisorKey], uids: Collection[str]) -> list[str]:
     """The owners of keys in force whose objects are gone."""
     return sorted({key.declaration.owner for key in declared if not key.revoked} - set(uids))
 
@@ -231,7 +231,7 @@ def _let_go(view: KeyView, now: float) -> Step | None:
 def _status_step(view: KeyView, reason: str, message: str, now: float) -> SetStatus | None:
     """Plan to write the status, if it differs."""
     key, meta, declared, ready = view.key, view.key.meta, view.declared, reason == "Registered"
-    condition = Condition("Ready", "True" if ready else "False", reason, message)
+    condition = UndatedCondition("Ready", "True" if ready else "False", reason, message)
     expires = expiry(key, view.secret) if isinstance(view.secret, SecretKey) else None
     key_id = declared.key_id if declared else None
     rotated = key.status.get("lastRotated") if key_id == key.status.get("keyID") else timestamp(now)

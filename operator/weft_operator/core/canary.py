@@ -15,7 +15,7 @@ from weft.artifacts.depot_api import OperationStatus, ResolveRequest
 from weft.domain.routes import CanaryCounts
 from weft_operator.core.artifacts import Resolution, VerifiedArtifact, from_status
 from weft_operator.core.chat_templates import SUFFIX as TEMPLATE_SUFFIX
-from weft_operator.core.resources import Adapter, Ref
+from weft_operator.core.resources import AdapterObject, Ref
 
 Phase = Literal["Pending", "Failed", "Progressing", "Promoted", "RolledBack"]
 DECIDED: tuple[Phase, ...] = ("Promoted", "RolledBack")
@@ -61,7 +61,7 @@ def owner_uid(uid: str) -> str:
     return uid.removesuffix(SUFFIX).removesuffix(TEMPLATE_SUFFIX)
 
 
-def as_adapter(adapter: Adapter, canary: Canary) -> Adapter:
+def as_adapter(adapter: AdapterObject, canary: Canary) -> AdapterObject:
     """The adapter as it would be with the canary's source."""
     return replace(
         adapter,
@@ -71,7 +71,7 @@ def as_adapter(adapter: Adapter, canary: Canary) -> Adapter:
 
 
 def canary_view(
-    adapter: Adapter, canary: Canary, request: ResolveRequest, resolution: Resolution | None,
+    adapter: AdapterObject, canary: Canary, request: ResolveRequest, resolution: Resolution | None,
     stable: VerifiedArtifact | None, counts: CanaryCounts | None, now: float,
 ) -> CanaryView:  # fmt: skip
     """Gather everything about one canary. `stable`: what serves beside it; `counts`: as the scheduler reports them."""
@@ -131,14 +131,14 @@ def _phase(
     return "Progressing", "Progressing", f"it answers {canary.weight} % of the requests without a pin"
 
 
-def promoted_content(adapter: Adapter) -> str | None:
+def promoted_content(adapter: AdapterObject) -> str | None:
     """The digest of the canary that was promoted and serves, by the stored status."""
     stored: Mapping[str, Any] = adapter.status.get("canary") or {}
     digest = stored.get("digest")
     return digest if stored.get("phase") == "Promoted" and digest == adapter.status.get("digest") else None
 
 
-def resolution_of_canary(adapter: Adapter, request: ResolveRequest, now: float) -> Resolution | None:
+def resolution_of_canary(adapter: AdapterObject, request: ResolveRequest, now: float) -> Resolution | None:
     """Restore what the stored status tells of the canary's source, for a controller that starts."""
     stored: Mapping[str, Any] = adapter.status.get("canary") or {}
     pool = adapter.status.get("pool")

@@ -12,8 +12,8 @@ from typing import Any
 from weft.artifacts.depot_api import CONFIG_MAP, INLINE, BaseRef, OperationStatus, ResolveRequest
 from weft.domain.routes import AdapterSpec, PoolSpec
 from weft_operator.core.artifacts import Resolution, VerifiedArtifact
-from weft_operator.core.resources import Adapter, Pool
-from weft_operator.core.state import State
+from weft_operator.core.resources import AdapterObject, PoolObject
+from weft_operator.core.state import ClusterState
 
 SUFFIX = "/template"
 FAULT = "TemplateFault"
@@ -60,12 +60,14 @@ def template_uid(uid: str) -> str:
     return uid + SUFFIX
 
 
-def template_view(resource: Pool | Adapter, base: VerifiedArtifact | None, state: State) -> TemplateView | None:
+def template_view(
+    resource: PoolObject | AdapterObject, base: VerifiedArtifact | None, state: ClusterState
+) -> TemplateView | None:
     """Gather what is known of the chat template that a spec gives; None: it gives none."""
     if not resource.chat_template.is_supplied:
         return None
     ref, expected = resource.meta.ref, state.expectations
-    if isinstance(resource, Pool):
+    if isinstance(resource, PoolObject):
         published, digest = expected.pools.get(ref), resource.status.get("baseDigest")
     else:
         entry, digest = expected.adapters.get(ref), resource.status.get("digest")
@@ -75,7 +77,7 @@ def template_view(resource: Pool | Adapter, base: VerifiedArtifact | None, state
     return TemplateView(request, resolution, published, bool(digest))
 
 
-def template_request(resource: Pool | Adapter, base_digest: str) -> ResolveRequest:
+def template_request(resource: PoolObject | AdapterObject, base_digest: str) -> ResolveRequest:
     """Make the request to the depot about the chat template that the spec gives."""
     choice = resource.chat_template
     return ResolveRequest(
@@ -87,7 +89,7 @@ def template_request(resource: Pool | Adapter, base_digest: str) -> ResolveReque
     )
 
 
-def template_from_status(resource: Pool | Adapter, base_digest: str, now: float) -> Resolution | None:
+def template_from_status(resource: PoolObject | AdapterObject, base_digest: str, now: float) -> Resolution | None:
     """Restore the resolution that an object's status implies, for a controller that starts."""
     request, status = template_request(resource, base_digest), resource.status
     stored: Mapping[str, Any] | None = status.get("suppliedChatTemplate")

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft_operator.core.drift import with_spec_hash
 from weft_operator.core.pod_template import TEMPLATE_HASH, make_pod_template
-from weft_operator.core.resources import API_VERSION, Group, Meta, Object, Pool, Ref
+from weft_operator.core.resources import API_VERSION, Group, Meta, Object, PoolObject, Ref
 from weft_operator.core.runner_config import make_runner_config
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import rollout_limits
@@ -48,7 +48,7 @@ class Revision:
         return {SHAPE_HASH: self.shape, DEFAULTS_HASH: self.defaults}
 
 
-def revision_of(pool: Pool, base_digest: str, defaults: RunnerDefaults) -> Revision:
+def revision_of(pool: PoolObject, base_digest: str, defaults: RunnerDefaults) -> Revision:
     return Revision(_hash((pool.shape, base_digest)), defaults_hash(defaults), defaults.pools_at_a_time)
 
 
@@ -67,7 +67,9 @@ def template_hash(obj: Object) -> str:
     return str((manifest["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, ""))
 
 
-def make_children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
+def make_children(
+    pool: PoolObject, base_digest: str, defaults: RunnerDefaults, sizes: Mapping[str, int]
+) -> list[Child]:
     """Make everything that the pool owns. `sizes`: runners of each group, by its name."""
     meta, limits = pool.meta, rollout_limits(pool, sum(sizes.values()))
     shared = child_name(meta.ref.name, SHARED)
@@ -84,7 +86,9 @@ def make_children(pool: Pool, base_digest: str, defaults: RunnerDefaults, sizes:
     ]
 
 
-def runner_children(pool: Pool, group: Group, base_digest: str, defaults: RunnerDefaults, index: int) -> list[Child]:
+def runner_children(
+    pool: PoolObject, group: Group, base_digest: str, defaults: RunnerDefaults, index: int
+) -> list[Child]:
     """Make what runner `index` of a group has of its own, where it has several pods."""
     meta, ref = pool.meta, pool.meta.ref
     name = child_name(ref.name, f"{group.name}-{index}")
@@ -125,7 +129,7 @@ def is_adoptable(obj: Object, pool: Meta) -> bool:
     return (labels.get(MANAGED_BY), labels.get(POOL_LABEL)) == (MANAGER, pool.ref.name)
 
 
-def child_names(pool: Pool) -> set[str]:
+def child_names(pool: PoolObject) -> set[str]:
     """The names of everything that the pool owns, except what runners of several pods own (RUNNER_KINDS)."""
     return {child_name(pool.meta.ref.name, part) for part in (SHARED, RANKS, *(group.name for group in pool.groups))}
 
@@ -154,7 +158,7 @@ def group_labels(pool: Ref, group: str) -> dict[str, str]:
 
 
 def _deployment(
-    pool: Pool, group: Group, base_digest: str, defaults: RunnerDefaults, size: int, limits: tuple[int, int]
+    pool: PoolObject, group: Group, base_digest: str, defaults: RunnerDefaults, size: int, limits: tuple[int, int]
 ) -> Child:
     """Make a group's Deployment. `limits`: maxUnavailable and maxSurge. Accelerators are scarce, so that by default one
     goes before one comes."""
@@ -195,7 +199,7 @@ def _ranks_policy(selecting: Mapping[str, str]) -> Json:
     }
 
 
-def _budget(pool: Pool) -> Json:
+def _budget(pool: PoolObject) -> Json:
     # Runners that are not ready serve nobody: they must not keep a node from being drained.
     return {
         "maxUnavailable": pool.spec.disruption_budget.max_unavailable,

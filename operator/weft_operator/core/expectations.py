@@ -20,10 +20,10 @@ from weft_operator.core.chat_templates import template_uid
 from weft_operator.core.drift import spec_hash
 from weft_operator.core.replicas import object_revision
 from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import ApplyFailure, Child, ForeignObject, State
+from weft_operator.core.state import ApplyFailure, Child, ClusterState, ForeignObject
 
 
-def expect(action: Action, state: State, now: float) -> None:
+def expect(action: Action, state: ClusterState, now: float) -> None:
     """Expect what an action leads to. Runners and objects are observed instead."""
     expected, observed = state.expectations, state.observed
     match action:
@@ -63,13 +63,13 @@ def expect(action: Action, state: State, now: float) -> None:
             return
 
 
-def apply_failed(pool: Ref, child: Child, message: str, state: State, now: float) -> None:
+def apply_failed(pool: Ref, child: Child, message: str, state: ClusterState, now: float) -> None:
     """Note that the API server has refused a child, or would."""
     failure = ApplyFailure(spec_hash(child.manifest), now, message)
     state.expectations.apply_failures.setdefault(pool, {})[child.key] = failure
 
 
-def found_foreign(action: ApplyChild, obj: Object | None, state: State, now: float) -> None:
+def found_foreign(action: ApplyChild, obj: Object | None, state: ClusterState, now: float) -> None:
     """Note that an object that no watch reports has the name of a child; None: it has changed, or is gone."""
     foreign = state.observed.foreign.setdefault(action.pool, {})
     if obj is None:
@@ -78,7 +78,7 @@ def found_foreign(action: ApplyChild, obj: Object | None, state: State, now: flo
         foreign[action.child.key] = ForeignObject(obj, now)
 
 
-def restore_resolutions(state: State, now: float) -> None:
+def restore_resolutions(state: ClusterState, now: float) -> None:
     """Restore resolutions from the statuses of objects, at a start. Pools first: adapters need their bases."""
     desired, resolutions = state.desired, state.observed.resolutions
     for resource in (*desired.pools.values(), *desired.adapters.values()):
@@ -92,7 +92,7 @@ def restore_resolutions(state: State, now: float) -> None:
             resolutions.setdefault(template_uid(resource.meta.uid), resolution)
 
 
-def forget(uid: str, ref: Ref, state: State) -> None:
+def forget(uid: str, ref: Ref, state: ClusterState) -> None:
     """Drop the state of an object that is gone for good. The next plan unpublishes what is still published of it."""
     for resolved in (uid, canary_uid(uid), template_uid(uid)):
         state.observed.resolutions.pop(resolved, None)
@@ -105,7 +105,7 @@ def forget(uid: str, ref: Ref, state: State) -> None:
         state.observed.foreign.pop(ref, None)
 
 
-def _pool_left(ref: Ref, state: State, now: float, current: PoolSpec | None = None) -> None:
+def _pool_left(ref: Ref, state: ClusterState, now: float, current: PoolSpec | None = None) -> None:
     """Note that a pool is no longer published as it was. Without it, streams of its adapters drain, too."""
     previous = state.expectations.pools.pop(ref, None)
     if previous is None:
@@ -118,7 +118,7 @@ def _pool_left(ref: Ref, state: State, now: float, current: PoolSpec | None = No
         state.expectations.retention.left(digest, now, previous.drain_s)
 
 
-def _adapter_left(ref: Ref, state: State, now: float, current: AdapterSpec | None = None) -> None:
+def _adapter_left(ref: Ref, state: ClusterState, now: float, current: AdapterSpec | None = None) -> None:
     """Note that an adapter is no longer published as it was. `after`: as it is published now."""
     previous = state.expectations.adapters.pop(ref, None)
     if previous is None:

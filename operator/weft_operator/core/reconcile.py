@@ -15,7 +15,7 @@ from math import inf
 from weft.artifacts.depot_api import REMOTE, ResolveRequest
 from weft.domain.routes import AdapterSpec, PoolSpec
 from weft_operator.core import scaling
-from weft_operator.core.acceptance import AdapterView, PoolView, adapter_view, pool_view
+from weft_operator.core.acceptance import AdapterView, PoolFacts, adapter_view, pool_view
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,
@@ -42,9 +42,9 @@ from weft_operator.core.replicas import (
     plan_teardown,
     present_runners,
 )
-from weft_operator.core.resources import FINALIZER, Adapter, Malformed, Object, Pool, Ref, holds
+from weft_operator.core.resources import FINALIZER, AdapterObject, Malformed, Object, PoolObject, Ref, holds
 from weft_operator.core.rollout import RETRY_S, is_behind
-from weft_operator.core.state import DesiredState, State
+from weft_operator.core.state import ClusterState, DesiredState
 from weft_operator.core.status import STEPS, adapter_status, events_for, malformed_status, pool_status
 
 PROGRESS_S, MAX_PROGRESS_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
@@ -52,20 +52,20 @@ CONFIG_MAP_S = 20.0  # between two reads of a chat template there
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
 
-def reconcile_all(state: State, now: float) -> list[Action]:
+def reconcile_all(state: ClusterState, now: float) -> list[Action]:
     """Plan everything: each object, what is left of objects that are gone, and the depot's list."""
     ordered = sorted(known_refs(state), key=lambda ref: (ref.kind == "LoRAAdapter", ref))
     actions = [action for ref in ordered for action in reconcile(ref, state, now)]
     return actions + plan_retention(state, now)
 
 
-def known_refs(state: State) -> set[Ref]:
+def known_refs(state: ClusterState) -> set[Ref]:
     """List every object that is there, and every one that has left something behind."""
     observed, expected = state.observed, state.expectations
     return {*state.desired.refs(), *expected.pools, *expected.adapters, *observed.runners, *observed.children}
 
 
-def reconcile(ref: Ref, state: State, now: float) -> list[Action]:
+def reconcile(ref: Ref, state: ClusterState, now: float) -> list[Action]:
     """Plan one object, present or gone."""
     if broken := state.desired.malformed.get(ref):
         return _plan_malformed(broken, state, now)
@@ -76,7 +76,7 @@ def reconcile(ref: Ref, state: State, now: float) -> list[Action]:
     return _plan_adapter(adapter, state, now) if adapter else _adapter_gone(ref, state)
 
 
-def plan_retention(state: State, now: float) -> list[Action]:
+def plan_retention(state: ClusterState, now: float) -> list[Action]:
     """Plan the depot's list, when it has to change. Silent at first: what drained before a restart is not known."""
     ledger = state.expectations.retention
     if now < ledger.started_at + longest_drain_s(state.desired):
@@ -85,7 +85,7 @@ def plan_retention(state: State, now: float) -> list[Action]:
     return [] if digests == ledger.last_sent else [RetainBlobs(digests)]
 
 
-def live_digests(state: State) -> set[str]:
+def live_digests(state: ClusterState) -> set[str]:
     """List every digest that serves, may serve, or stands in a status."""
     entries = {digest for entry in state.expectations.adapters.values() for digest in served_digests(entry)}
     bases = {
@@ -128,7 +128,7 @@ def _round_s(desired: DesiredState) -> float:
     return (len(desired.pools) + len(desired.adapters)) / desired.policy.resolves_per_s
 
 
-def requeue_at(ref: Ref, state: State, now: float) -> float | None:
+def requeue_at(ref: Ref, state: ClusterState, now: float) -> float | None:
     """The time at which this object, just planned, has to be planned again though nothing happens; None: never.
 
     A source that is due already and was not asked for is one that the object's state does not let be asked for.
@@ -136,9 +136,9 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
     resource = state.desired.get(ref)
     if resource is None:
         return None
-    times, defaults = deadlines(ref, state) if isinstance(resource, Pool) else [], state.desired.policy.defaults
-    is_held = isinstance(resource, Pool) and state.desired.is_held(resource)
-    if isinstance(resource, Pool) and defaults and not is_held and is_behind(resource, state.observed, defaults):
+    times, defaults = deadlines(ref, state) if isinstance(resource, PoolObject) else [], state.desired.policy.defaults
+    is_held = isinstance(resource, PoolObject) and state.desired.is_held(resource)
+    if isinstance(resource, PoolObject) and defaults and not is_held and is_behind(resource, state.observed, defaults):
         times.append(now + RETRY_S)
     if resource.meta.deleting:
         times.append(_unload_deadline(resource, state.desired))
@@ -147,16 +147,16 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
     template = state.observed.resolutions.get(template_uid(resource.meta.uid))
     if template and not template.running:
         times.append(_due_at(template, state))
-    if isinstance(resource, Adapter) and not holds(resource, "Ready"):
+    if isinstance(resource, AdapterObject) and not holds(resource, "Ready"):
         resolution = state.observed.resolutions.get(resource.meta.uid)
         if resolution and resolution.started_at is not None:
             times.append(resolution.started_at + progress_s(state.desired))
-    if isinstance(resource, Adapter) and resource.spec.canary is not None:
+    if isinstance(resource, AdapterObject) and resource.spec.canary is not None:
         times += _canary_deadlines(resource, state, now)
     return min((time for time in times if now < time < inf), default=None)
 
 
-def _canary_deadlines(adapter: Adapter, state: State, now: float) -> list[float]:
+def _canary_deadlines(adapter: AdapterObject, state: ClusterState, now: float) -> list[float]:
     canary = adapter_view(adapter, state, now).canary
     if canary is None:
         return []
@@ -173,7 +173,7 @@ def _canary_deadlines(adapter: Adapter, state: State, now: float) -> list[float]
 # ------------------------------------------------------------------------------------------------ pools
 
 
-def _plan_pool(pool: Pool, state: State, now: float) -> list[Action]:
+def _plan_pool(pool: PoolObject, state: ClusterState, now: float) -> list[Action]:
     ref = pool.meta.ref
     if pool.meta.deleting:
         return _pool_gone(ref, state)
@@ -192,14 +192,14 @@ def _plan_pool(pool: Pool, state: State, now: float) -> list[Action]:
     ]
 
 
-def _publish_pool(ref: Ref, entry: PoolSpec | None, state: State) -> list[Action]:
+def _publish_pool(ref: Ref, entry: PoolSpec | None, state: ClusterState) -> list[Action]:
     published = state.expectations.pools.get(ref)
     if entry == published:
         return []
     return [PublishPool(ref, entry)] if entry else [UnpublishPool(ref)]
 
 
-def _runners(view: PoolView, entry: PoolSpec | None, state: State, now: float) -> tuple[list[Action], str]:
+def _runners(view: PoolFacts, entry: PoolSpec | None, state: ClusterState, now: float) -> tuple[list[Action], str]:
     """Plan the runners, and say what they wait for. They follow the base's digest; a pool that is refused or has no
     base keeps none.
 
@@ -216,12 +216,12 @@ def _runners(view: PoolView, entry: PoolSpec | None, state: State, now: float) -
     )
 
 
-def _is_decided(view: PoolView) -> bool:
+def _is_decided(view: PoolFacts) -> bool:
     """Whether it is known that a pool without a base has none."""
     return view.rejection is not None or (view.resolution is not None and view.resolution.answer.finished)
 
 
-def _pool_gone(ref: Ref, state: State) -> list[Action]:
+def _pool_gone(ref: Ref, state: ClusterState) -> list[Action]:
     withdraw: list[Action] = [UnpublishPool(ref)] if ref in state.expectations.pools else []
     return [*withdraw, *plan_teardown(ref, state)]
 
@@ -229,7 +229,7 @@ def _pool_gone(ref: Ref, state: State) -> list[Action]:
 # --------------------------------------------------------------------------------------------- adapters
 
 
-def _plan_adapter(adapter: Adapter, state: State, now: float) -> list[Action]:
+def _plan_adapter(adapter: AdapterObject, state: ClusterState, now: float) -> list[Action]:
     view = adapter_view(adapter, state, now)
     if adapter.meta.deleting:
         return _unload(view, state, now)
@@ -247,7 +247,7 @@ def _plan_adapter(adapter: Adapter, state: State, now: float) -> list[Action]:
     return [*resolve, *_publish_adapter(ref, entry, state), *write]
 
 
-def _resolve_canary(view: AdapterView, state: State, now: float) -> list[Action]:
+def _resolve_canary(view: AdapterView, state: ClusterState, now: float) -> list[Action]:
     adapter, canary = view.adapter, view.canary
     if canary is not None:
         source = as_adapter(adapter, canary.canary)
@@ -257,7 +257,7 @@ def _resolve_canary(view: AdapterView, state: State, now: float) -> list[Action]
 
 
 def _resolve_template(
-    resource: Pool | Adapter, template: TemplateView | None, state: State, now: float
+    resource: PoolObject | AdapterObject, template: TemplateView | None, state: ClusterState, now: float
 ) -> list[Action]:
     uid, resolution = template_uid(resource.meta.uid), state.observed.resolutions.get(template_uid(resource.meta.uid))
     if not resource.chat_template.is_supplied:
@@ -270,7 +270,7 @@ def _resolve_template(
     return [Resolve(resource.meta.ref, uid, request)]
 
 
-def _due_at(template: Resolution, state: State) -> float:
+def _due_at(template: Resolution, state: ClusterState) -> float:
     """The time to read a chat template of a spec again: a ConfigMap's so often that an edit is seen within a minute."""
     period_s = resolve_period_s(state.desired, template.request.uri)
     return template.due_at(period_s, max(CONFIG_MAP_S, _round_s(state.desired)))
@@ -290,16 +290,16 @@ def _is_passing(
     return bool(resolve) or (began is not None and now < began + progress_s(desired))
 
 
-def _publish_adapter(ref: Ref, entry: AdapterSpec, state: State) -> list[Action]:
+def _publish_adapter(ref: Ref, entry: AdapterSpec, state: ClusterState) -> list[Action]:
     return [PublishAdapter(ref, entry)] if entry != state.expectations.adapters.get(ref) else []
 
 
-def _adapter_gone(ref: Ref, state: State) -> list[Action]:
+def _adapter_gone(ref: Ref, state: ClusterState) -> list[Action]:
     published = state.expectations.adapters.get(ref)
     return [UnpublishAdapter(ref, published.uid)] if published else []
 
 
-def _unload(view: AdapterView, state: State, now: float) -> list[Action]:
+def _unload(view: AdapterView, state: ClusterState, now: float) -> list[Action]:
     """Plan the end of a deleted adapter: it leaves the route table and every runner, in bounded time; then its
     finalizer is removed."""
     adapter, meta = view.adapter, view.adapter.meta
@@ -316,15 +316,15 @@ def _unload(view: AdapterView, state: State, now: float) -> list[Action]:
     return [*ask, *_set_status(adapter, adapter_status(view, now))]
 
 
-def _unload_deadline(resource: Pool | Adapter, desired: DesiredState) -> float:
-    pool = desired.pools.get(resource.pool) if isinstance(resource, Adapter) else None
+def _unload_deadline(resource: PoolObject | AdapterObject, desired: DesiredState) -> float:
+    pool = desired.pools.get(resource.pool) if isinstance(resource, AdapterObject) else None
     return (resource.meta.deleted or 0.0) + (pool.spec.drain_seconds if pool else 0.0) + UNLOAD_GRACE_S
 
 
 # -------------------------------------------------------------------------------------------- malformed
 
 
-def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]:
+def _plan_malformed(broken: Malformed, state: ClusterState, now: float) -> list[Action]:
     """Plan a malformed object: what is served of it stays as it is; a condition says why its spec is not followed."""
     meta = broken.meta
     if meta.deleting:
@@ -337,7 +337,7 @@ def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]
 
 
 def _resolve(
-    resource: Pool | Adapter, request: ResolveRequest | None, resolution: Resolution | None, now: float,
+    resource: PoolObject | AdapterObject, request: ResolveRequest | None, resolution: Resolution | None, now: float,
     desired: DesiredState,
 ) -> list[Action]:  # fmt: skip
     if request is None:
@@ -349,19 +349,19 @@ def _resolve(
     return [Resolve(resource.meta.ref, resource.meta.uid, request)]
 
 
-def _set_status(resource: Pool | Adapter, status: Object) -> list[Action]:
+def _set_status(resource: PoolObject | AdapterObject, status: Object) -> list[Action]:
     if status == resource.status:
         return []
     meta = resource.meta
     return [SetStatus(meta.ref, meta.uid, meta.resource_version, status), *events_for(resource, status)]
 
 
-def _finalized(resource: Pool | Adapter | Malformed) -> list[Action]:
+def _finalized(resource: PoolObject | AdapterObject | Malformed) -> list[Action]:
     meta = resource.meta
     if FINALIZER not in meta.finalizers:
         return []
     return [RemoveFinalizer(meta.ref, meta.uid, meta.resource_version, FINALIZER)]
 
 
-def _resources(desired: DesiredState) -> Iterable[Pool | Adapter]:
+def _resources(desired: DesiredState) -> Iterable[PoolObject | AdapterObject]:
     return (*desired.pools.values(), *desired.adapters.values())

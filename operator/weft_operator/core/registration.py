@@ -10,7 +10,7 @@ from weft.domain.adapter import AdapterVersion, Tier
 from weft.domain.model.spec import is_bare
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import AdapterSpec, PoolSpec
-from weft_operator.core.acceptance import AdapterView, PoolView
+from weft_operator.core.acceptance import AdapterView, PoolFacts
 from weft_operator.core.chat_templates import TemplateView
 from weft_operator.core.scaling import phase_groups
 from weft_operator.core.status import (
@@ -26,7 +26,7 @@ from weft_operator.core.status import (
 ADVANCED = sorted({field.name for field in fields(PoolSpec)} & Advanced.model_fields.keys())
 
 
-def pool_entry(view: PoolView) -> PoolSpec | None:
+def pool_entry(view: PoolFacts) -> PoolSpec | None:
     """Make what the scheduler should know of this pool; None: nothing."""
     if view.serving is None or (view.template and view.template.is_held):
         return None
@@ -72,13 +72,13 @@ def supplied_template(template: TemplateView | None) -> dict[str, str]:
     return {"chat_template": previous.chat_template, "chat_template_fault": previous.chat_template_fault}
 
 
-def sampling_defaults(view: PoolView) -> SamplingDefaults:
+def sampling_defaults(view: PoolFacts) -> SamplingDefaults:
     """Read what the base's generation_config.json sets."""
     defaults = view.serving.verdict.get("generationDefaults") or {} if view.serving else {}
     return SamplingDefaults(**{field.name: defaults.get(to_camel(field.name)) for field in fields(SamplingDefaults)})
 
 
-def max_context_tokens(view: PoolView) -> int:
+def max_context_tokens(view: PoolFacts) -> int:
     """The most tokens of prompt and answer together: the model's positions, or what one runner's pages hold; 0: not
     known.
 

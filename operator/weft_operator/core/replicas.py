@@ -25,25 +25,25 @@ from weft_operator.core.children import (
     template_hash,
 )
 from weft_operator.core.drift import matches, spec_hash
-from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
+from weft_operator.core.resources import Group, Object, PoolObject, Ref, resource_version
 from weft_operator.core.rollout import OUTSIDE, REPLACING, Held, await_turn, from_outside, hold, is_replacing
 from weft_operator.core.runner_config import make_runner_config
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scale_in import SEEN_S, move_off, shrink
-from weft_operator.core.scaling import ANSWER_S, Bounds, Runner
+from weft_operator.core.scaling import ANSWER_S, Bounds, ScaledRunner
 from weft_operator.core.state import (
     ApplyFailure,
     Child,
+    ClusterState,
     ObjectKey,
     RunnerConfig,
     RunnerProcess,
     RunnerState,
-    State,
     runner_pods,
 )
 
 
-def present_runners(pool: Pool, state: State) -> int:
+def present_runners(pool: PoolObject, state: ClusterState) -> int:
     """Count the runners that were ordered: processes that stay, and the replicas of Deployments.
 
     Groups that are no longer named give their runners to those that are: both have them for a while.
@@ -55,7 +55,7 @@ def present_runners(pool: Pool, state: State) -> int:
 
 
 def plan_processes(
-    pool: Pool, digest: str, wanted_runners: int, bounds: Bounds, state: State, *, waited: bool
+    pool: PoolObject, digest: str, wanted_runners: int, bounds: Bounds, state: ClusterState, *, waited: bool
 ) -> list[Action]:
     """Plan runners as processes: when they are replaced one goes before one comes, whatever maxSurge says."""
     ref, present = pool.meta.ref, state.observed.runners.get(pool.meta.ref, {})
@@ -72,7 +72,7 @@ def plan_processes(
     going: list[int] = []
     for size, indexes in parts:
         by_name = {staying[index].name or str(index): index for index in indexes}
-        runners = [Runner(name, staying[index].state == "Ready") for name, index in by_name.items()]
+        runners = [ScaledRunner(name, staying[index].state == "Ready") for name, index in by_name.items()]
         leaving = scaling.select_victims(
             runners, size, report, bounds, waited=waited, is_separate=scaling.counts_apart(pool)
         )
@@ -92,18 +92,18 @@ def plan_processes(
     ]
 
 
-def _groups_of_processes(pool: Pool, staying: Mapping[int, RunnerProcess]) -> dict[int, Group]:
+def _groups_of_processes(pool: PoolObject, staying: Mapping[int, RunnerProcess]) -> dict[int, Group]:
     """Map each process to the first group with the phase that it was started with, else to the first."""
     of_phase = {group.phase: group for group in reversed(pool.groups)}
     return {index: of_phase.get(runner.launch.phase, pool.groups[0]) for index, runner in staying.items()}
 
 
 def plan_children(
-    pool: Pool,
+    pool: PoolObject,
     digest: str,
     wanted_runners: int,
     bounds: Bounds,
-    state: State,
+    state: ClusterState,
     defaults: RunnerDefaults,
     now: float,
     *,
@@ -182,12 +182,12 @@ class _Sizes(NamedTuple):
 
 
 def _sizes_now(
-    pool: Pool,
+    pool: PoolObject,
     wanted_sizes: Mapping[str, int],
     present: Mapping[str, int],
     wanted_runners: int,
     bounds: Bounds,
-    state: State,
+    state: ClusterState,
     owned: Mapping[ObjectKey, Object],
     now: float,
     *,
@@ -215,19 +215,19 @@ def _sizes_now(
     return may
 
 
-def plan_teardown(ref: Ref, state: State) -> list[Action]:
+def plan_teardown(ref: Ref, state: ClusterState) -> list[Action]:
     """Plan the end of a pool that is gone, is refused, or has no base: it keeps no runner and owns nothing."""
     processes = scaling.not_terminating(state.observed.runners.get(ref, {}))
     orders: list[Action] = [RemoveRunner(ref, index) for index in sorted(processes, reverse=True)]
     return orders + _deletions(ref, state.observed.children.get(ref, {}), set(), {})
 
 
-def grace_elapsed(ref: Ref, state: State, now: float) -> bool:
+def grace_elapsed(ref: Ref, state: ClusterState, now: float) -> bool:
     """Whether the scheduler has had its time to answer to what was published of this pool."""
     return now >= state.expectations.published_at.get(ref, -inf) + ANSWER_S
 
 
-def deadlines(ref: Ref, state: State) -> list[float]:
+def deadlines(ref: Ref, state: ClusterState) -> list[float]:
     """The times at which waiting ends: for the scheduler, for deletion costs, before another attempt to apply."""
     times = [state.expectations.published_at[ref] + ANSWER_S] if ref in state.expectations.published_at else []
     uids = {pod.uid for pod in state.observed.pods.get(ref, {}).values()}
@@ -237,7 +237,7 @@ def deadlines(ref: Ref, state: State) -> list[float]:
 
 
 def _plan_sets(
-    pool: Pool, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: State,
+    pool: PoolObject, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: ClusterState,
     defaults: RunnerDefaults, owned: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
 ) -> tuple[list[Child], set[ObjectKey], bool, dict[ObjectKey, Child]]:  # fmt: skip
     """Plan runners of several pods: what those that should be there own, what is kept as it is, whether some of that is
@@ -308,7 +308,7 @@ def _changes(
     `others`: of groups counted together.
     """
     names = {runner.name: index for index, runner in scaling.not_terminating(present).items()}
-    runners = [Runner(name, present[index].state == "Ready") for name, index in names.items()]
+    runners = [ScaledRunner(name, present[index].state == "Ready") for name, index in names.items()]
     elsewhere = len(other_ready.intersection(report.victims)) if report else 0
     going = scaling.select_victims(
         runners, size, report, bounds, waited=waited, is_separate=is_separate, elsewhere=elsewhere
@@ -346,7 +346,9 @@ def _of_runners(names: Sequence[str], owned: Mapping[ObjectKey, Object]) -> set[
     return {key for key in owned if key.kind in RUNNER_KINDS and key.name in names}
 
 
-def _retiring(pool: Pool, owned: Mapping[ObjectKey, Object], wanted_runners: int, state: State) -> dict[ObjectKey, int]:
+def _retiring(
+    pool: PoolObject, owned: Mapping[ObjectKey, Object], wanted_runners: int, state: ClusterState
+) -> dict[ObjectKey, int]:
     """The replicas that Deployments of groups which the pool no longer names may keep for now; the others go at once.
 
     As in a rolling update: one runner goes before one comes, then one for each that is ready in a group that is named.
@@ -363,7 +365,7 @@ def _retiring(pool: Pool, owned: Mapping[ObjectKey, Object], wanted_runners: int
     return sizes
 
 
-def _differs(child: Child, live: Object | None, state: State) -> bool:
+def _differs(child: Child, live: Object | None, state: ClusterState) -> bool:
     if live is None:
         return True
     if _is_deleting(live) or matches(live, child.manifest):

@@ -57,7 +57,7 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class AdapterObject:
     """A LoRAAdapter: its spec as the API has it, and what follows from it here. `status` is the last written one."""
 
     meta: Meta
@@ -83,7 +83,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolObject:
     """A ServingPool: its spec as the API has it, and what follows from it here. `groups` is never empty."""
 
     meta: Meta
@@ -116,12 +116,12 @@ class Malformed:
     status: Object
 
 
-def holds(resource: Adapter | Pool, condition: str) -> bool:
+def holds(resource: AdapterObject | PoolObject, condition: str) -> bool:
     """Whether that condition is True, by the stored status."""
     return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))
 
 
-def parse(obj: Object, previous: Adapter | Pool | None = None) -> Adapter | Pool | Malformed:
+def parse(obj: Object, previous: AdapterObject | PoolObject | None = None) -> AdapterObject | PoolObject | Malformed:
     """Read a stored object, whatever version of the API wrote it: absent fields have their defaults.
 
     `known`: what was read of the object before. Most changes are of a status: a spec is read once a generation.
@@ -141,10 +141,10 @@ def parse(obj: Object, previous: Adapter | Pool | None = None) -> Adapter | Pool
         return Malformed(parse_meta(obj), sanitize_message(str(error) or repr(error)), obj.get("status") or {})
 
 
-def parse_adapter(obj: Object) -> Adapter:
+def parse_adapter(obj: Object) -> AdapterObject:
     """Read an admitted LoRAAdapter."""
     meta, spec = parse_meta(obj), LoRAAdapterSpec.model_validate(obj["spec"], extra="ignore")
-    return Adapter(
+    return AdapterObject(
         meta=meta,
         pool=Ref("ServingPool", spec.pool_ref.namespace or meta.ref.namespace, spec.pool_ref.name),
         model_name=spec.model_name or str(meta.ref),
@@ -153,10 +153,10 @@ def parse_adapter(obj: Object) -> Adapter:
     )
 
 
-def parse_pool(obj: Object) -> Pool:
+def parse_pool(obj: Object) -> PoolObject:
     """Read an admitted ServingPool."""
     meta, spec = parse_meta(obj), ServingPoolSpec.model_validate(obj["spec"], extra="ignore")
-    return Pool(
+    return PoolObject(
         meta=meta,
         model_name=spec.model.name or meta.ref.name,
         groups=_groups(spec, obj["spec"]),

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft_operator.core.children import DEFAULTS_HASH, GROUP_LABEL, SHAPE_HASH, Revision, defaults_hash, template_hash
-from weft_operator.core.resources import Object, Pool, Ref, unix_s
+from weft_operator.core.resources import Object, PoolObject, Ref, unix_s
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import rollout_limits
-from weft_operator.core.state import Child, ObjectKey, ObservedState, Pod, State
+from weft_operator.core.state import Child, ClusterState, ObjectKey, ObservedState, Pod
 
 OUTSIDE, REPLACING = "what the installation gives runners has changed", "runners are being replaced"
 PROGRESS_S = 600  # what a Deployment has by default
@@ -47,7 +47,11 @@ class _Part:
 
 
 def hold(
-    pool: Pool, intended: Sequence[Child], owned: Mapping[ObjectKey, Object], state: State, revision: Revision
+    pool: PoolObject,
+    intended: Sequence[Child],
+    owned: Mapping[ObjectKey, Object],
+    state: ClusterState,
+    revision: Revision,
 ) -> Held:
     """Decide which Deployments keep their template for now."""
     pods = state.observed.pods.get(pool.meta.ref, {}).values()
@@ -93,7 +97,7 @@ def is_replacing(live: Object, pods: Iterable[Pod], now: float) -> bool:
     return outdated or status.get("updatedReplicas", 0) < status.get("replicas", 0)
 
 
-def await_turn(pool: Pool, state: State, revision: Revision) -> str:
+def await_turn(pool: PoolObject, state: ClusterState, revision: Revision) -> str:
     """Explain why a pool with a change from outside waits; empty: it is its turn."""
     ref, max_pools = pool.meta.ref, revision.pools_at_a_time
     if not max_pools:
@@ -119,7 +123,7 @@ def await_turn(pool: Pool, state: State, revision: Revision) -> str:
     return f"waits for ServingPool {first_ref}, whose runners have to be ready first"
 
 
-def is_behind(pool: Pool, observed: ObservedState, defaults: RunnerDefaults) -> bool:
+def is_behind(pool: PoolObject, observed: ObservedState, defaults: RunnerDefaults) -> bool:
     """Whether some of the pool's runners lack what the installation gives all runners now."""
     defaults_digest, live = defaults_hash(defaults), observed.children.get(pool.meta.ref, {})
     return any(_annotation(obj, DEFAULTS_HASH) != defaults_digest for obj in _runner_objects(live).values())

@@ -2,7 +2,7 @@
 
 from weft.api.servingpool import Offload
 from weft.api.template import amount
-from weft_operator.core.resources import Group, Pool
+from weft_operator.core.resources import Group, PoolObject
 from weft_operator.core.state import RunnerConfig
 
 TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
@@ -10,14 +10,14 @@ TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
 Flags = dict[str, str | int | float]
 
 
-def make_runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> RunnerConfig:
+def make_runner_config(pool: PoolObject, base_digest: str, group: Group | None = None) -> RunnerConfig:
     """Make what each runner of this pool, or of one of its groups, is started with."""
     spec, phase = pool.spec, group.phase if group is not None else "Any"
     flags = tuple(_flags(pool, base_digest, phase).items())
     return RunnerConfig(pool.meta.ref, base_digest, flags, spec.memory, spec.model_cache, phase)
 
 
-def _flags(pool: Pool, base_digest: str, phase: str) -> Flags:
+def _flags(pool: PoolObject, base_digest: str, phase: str) -> Flags:
     """Make the flags of a runner. What the pool leaves open has none, or 0: its runner finds it."""
     spec, sizes, split = pool.spec, pool.spec.advanced, pool.spec.parallelism
     flags: Flags = {

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from weft_operator.core import scaling
 from weft_operator.core.actions import Action, SetPodDeletionCost
-from weft_operator.core.resources import Pool
-from weft_operator.core.scaling import Bounds, Runner
-from weft_operator.core.state import Pod, State
+from weft_operator.core.resources import PoolObject
+from weft_operator.core.scaling import Bounds, ScaledRunner
+from weft_operator.core.state import ClusterState, Pod
 
 SEEN_S = 5.0  # a deletion cost that was accepted this long ago counts as seen
 
@@ -40,12 +40,20 @@ class Move:
 
 
 def shrink(
-    pool: Pool, group: str, present: int, size: int, bounds: Bounds, state: State, now: float, *, waited: bool
+    pool: PoolObject,
+    group: str,
+    present: int,
+    size: int,
+    bounds: Bounds,
+    state: ClusterState,
+    now: float,
+    *,
+    waited: bool,
 ) -> Shrink:
     """Decide how far a group of `present` runners that is to have `size` may shrink now."""
     ref, together = pool.meta.ref, scaling.counted_together(pool, group)
     pods = _staying(pool, group, state)
-    runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
+    runners = [ScaledRunner(name, pod.state == "Ready") for name, pod in pods.items()]
     report = state.observed.pool_reports.get(str(ref))
     spare = {
         name for name, pod in state.observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
@@ -66,7 +74,7 @@ def shrink(
     return Shrink(present, orders, settled=False) if unseen else Shrink(left, [])
 
 
-def move_off(pool: Pool, group: str, size: int, state: State, now: float) -> Move | None:
+def move_off(pool: PoolObject, group: str, size: int, state: ClusterState, now: float) -> Move | None:
     """Plan how the group's ready runners leave unschedulable nodes, one at a time; None: none has to move.
 
     A runner that is not ready serves nobody, and any eviction takes it.
@@ -82,18 +90,18 @@ def move_off(pool: Pool, group: str, size: int, state: State, now: float) -> Mov
     reason = f"runner {leaving[0]} leaves node {ready[leaving[0]].node}, which is unschedulable"
     if surplus <= 0:
         return Move(size + 1, [], f"{reason}, once another runner is ready")
-    going = [Runner(name, True) for name in leaving[:surplus]]
+    going = [ScaledRunner(name, True) for name in leaving[:surplus]]
     unseen, orders = _mark(pool, pods, going, state, now)
     return Move(len(ready) - (0 if unseen else len(going)), orders, reason)
 
 
-def _staying(pool: Pool, group: str, state: State) -> dict[str, Pod]:
+def _staying(pool: PoolObject, group: str, state: ClusterState) -> dict[str, Pod]:
     pods = sorted(state.observed.pods.get(pool.meta.ref, {}).items())
     return {name: pod for name, pod in pods if pod.group == group and pod.state != "Leaving"}
 
 
 def _mark(
-    pool: Pool, pods: Mapping[str, Pod], going: Sequence[Runner], state: State, now: float
+    pool: PoolObject, pods: Mapping[str, Pod], going: Sequence[ScaledRunner], state: ClusterState, now: float
 ) -> tuple[bool, list[Action]]:
     """Order the deletion costs by which these pods go first; returns whether some are still to be seen."""
     ref, costs = pool.meta.ref, scaling.deletion_costs(going)
@@ -107,7 +115,7 @@ def _mark(
     return bool(unseen), orders
 
 
-def _is_seen(pod: Pod, cost: int, state: State, now: float) -> bool:
+def _is_seen(pod: Pod, cost: int, state: ClusterState, now: float) -> bool:
     if pod.cost == cost:
         return True
     ordered, at = state.expectations.deletion_costs.get(pod.uid, (None, now))

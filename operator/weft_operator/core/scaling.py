@@ -17,7 +17,7 @@ from math import ceil
 
 from weft.api.template import MAX_POOL_RUNNERS
 from weft.domain.routes import GroupPhase, PhaseGroups, PoolStatus
-from weft_operator.core.resources import Bound, Group, Pool
+from weft_operator.core.resources import Bound, Group, PoolObject
 from weft_operator.core.state import RunnerConfig, RunnerProcess
 
 ANSWER_S = 5.0
@@ -40,14 +40,14 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Runner:
+class ScaledRunner:
     """One runner, of whatever backend. `settled`: it takes requests, so that taking it away moves streams."""
 
     name: str
     ready: bool
 
 
-def bounds(pool: Pool, default: int) -> Bounds:
+def bounds(pool: PoolObject, default: int) -> Bounds:
     """The bounds of the pool's spec, as far as its groups have room. `default`: for a pool that sets nothing."""
     if pool.spec.autoscaling is not None:
         low, high = pool.spec.autoscaling.min_replicas, pool.spec.autoscaling.max_replicas
@@ -89,18 +89,18 @@ def distribute(count: int, groups: Sequence[Group]) -> dict[str, int]:
     return sizes
 
 
-def counts_apart(pool: Pool) -> bool:
+def counts_apart(pool: PoolObject) -> bool:
     """Whether the scheduler counts the runners of groups apart, by the phase that their hardware is for."""
     return pool.spec.phases.mode == "Split" and any(group.phase != "Any" for group in pool.groups)
 
 
-def counted_together(pool: Pool, group: str) -> set[str]:
+def counted_together(pool: PoolObject, group: str) -> set[str]:
     """The other groups of a pool that the scheduler counts together with this one."""
     is_separate, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
     return {name for name, phase in phases.items() if name != group and not (is_separate and phase != phases[group])}
 
 
-def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
+def phase_groups(pool: PoolObject) -> tuple[PhaseGroups, ...]:
     """The phases that the scheduler counts apart; nothing where it counts a pool's runners together."""
     if not counts_apart(pool):
         return ()
@@ -113,7 +113,7 @@ def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
 
 
 def sizes(
-    pool: Pool, wanted_runners: int, report: PoolStatus | None, bounds: Bounds, present: Mapping[str, int]
+    pool: PoolObject, wanted_runners: int, report: PoolStatus | None, bounds: Bounds, present: Mapping[str, int]
 ) -> dict[str, int]:
     """Decide the size of each group. Where groups are counted apart the scheduler's report decides.
 
@@ -160,7 +160,7 @@ def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted_run
 
 
 def select_victims(
-    present: Sequence[Runner],
+    present: Sequence[ScaledRunner],
     wanted_runners: int,
     report: PoolStatus | None,
     bounds: Bounds,
@@ -168,7 +168,7 @@ def select_victims(
     waited: bool,
     is_separate: bool = False,
     elsewhere: int = 0,
-) -> list[Runner] | None:
+) -> list[ScaledRunner] | None:
     """Choose the runners of `present` to delete so that `wanted` are left, in order; None: that is not known yet.
 
     `waited`: the scheduler has had its time to answer. The order: those that are not ready, then the scheduler's
@@ -197,7 +197,7 @@ def group_of(index: int, groups: Sequence[Group]) -> Group:
     return next((group for group in groups if next_sizes[group.name] > sizes[group.name]), groups[-1])
 
 
-def rollout_limits(pool: Pool, wanted_runners: int) -> tuple[int, int]:
+def rollout_limits(pool: PoolObject, wanted_runners: int) -> tuple[int, int]:
     """The maxUnavailable and maxSurge of a pool of `wanted` runners; one runner goes where both would be 0."""
     unavailable, surge = (
         _floor(pool.spec.rollout.max_unavailable, wanted_runners),
@@ -240,7 +240,7 @@ def to_start(
     return outdated[:going]
 
 
-def deletion_costs(going: Iterable[Runner]) -> dict[str, int]:
+def deletion_costs(going: Iterable[ScaledRunner]) -> dict[str, int]:
     """Give deletion costs, by name: the first to go has the lowest.
 
     A runner that is not ready is deleted first anyway, but it may become ready before any is deleted.

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from weft.api.servingpool import Memory, ModelCache
 from weft.domain.routes import AdapterSpec, AdapterStatus, PoolSpec, PoolStatus
 from weft_operator.core.artifacts import Resolution, Retention
-from weft_operator.core.resources import Adapter, Malformed, Meta, Object, Pool, Ref, holds
+from weft_operator.core.resources import AdapterObject, Malformed, Meta, Object, PoolObject, Ref, holds
 from weft_operator.core.runner_defaults import RunnerDefaults
 
 APPLY_RETRY_S = 15.0  # before a refused intent is tried again unchanged, and a foreign object read again
@@ -125,7 +125,7 @@ class SharedFolders:
     host_paths: frozenset[str] = frozenset()
     claims: frozenset[str] = frozenset()
 
-    def refusal(self, pool: Pool) -> str:
+    def refusal(self, pool: PoolObject) -> str:
         """Explain why this pool may not have the folder that it names; empty when it may."""
         cache = pool.spec.model_cache
         if cache and cache.host_path:
@@ -139,7 +139,7 @@ class SharedFolders:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class OperatorPolicy:
     """The policy of an installation for every object, whatever its spec says."""
 
     resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
@@ -156,10 +156,10 @@ class Policy:
 class DesiredState:
     """The objects, by reference, by pool and by served name, and the installation's policy."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
-        self.policy = policy or Policy()
-        self.pools: dict[Ref, Pool] = {}
-        self.adapters: dict[Ref, Adapter] = {}
+    def __init__(self, policy: OperatorPolicy | None = None) -> None:
+        self.policy = policy or OperatorPolicy()
+        self.pools: dict[Ref, PoolObject] = {}
+        self.adapters: dict[Ref, AdapterObject] = {}
         self.malformed: dict[Ref, Malformed] = {}  # what was read of them before stays in the tables above
         self.by_uid: dict[str, Ref] = {}
         self._by_pool: dict[Ref, set[Ref]] = {}
@@ -167,7 +167,7 @@ class DesiredState:
         self._ready: dict[Ref, set[Ref]] = {}  # of _by_pool: Ready by their stored status
         self._by_name: dict[str, set[Ref]] = {}
 
-    def put(self, resource: Pool | Adapter | Malformed) -> set[Ref]:
+    def put(self, resource: PoolObject | AdapterObject | Malformed) -> set[Ref]:
         """Take in a new or changed object. Returns every object that has to be planned again."""
         ref = resource.meta.ref
         if isinstance(resource, Malformed):
@@ -176,14 +176,14 @@ class DesiredState:
         previous = self.get(ref)
         if previous is not None and _same_spec(previous, resource):
             self.add(resource)
-            if isinstance(resource, Pool) or holds(resource, "Ready") == holds(previous, "Ready"):
+            if isinstance(resource, PoolObject) or holds(resource, "Ready") == holds(previous, "Ready"):
                 return {ref}
             return {ref, resource.pool} if resource.pool in self.pools else {ref}
         affected = self.drop(ref) | {ref}
         self.add(resource)
         return affected | self._neighbours(resource)
 
-    def add(self, resource: Pool | Adapter | Malformed) -> None:
+    def add(self, resource: PoolObject | AdapterObject | Malformed) -> None:
         """Take in a new or changed object, where its neighbours need not be known. Costs the same with 10,000."""
         ref = resource.meta.ref
         if isinstance(resource, Malformed):
@@ -192,7 +192,7 @@ class DesiredState:
         self.malformed.pop(ref, None)
         self._remove(ref)
         self.by_uid[resource.meta.uid] = ref
-        if isinstance(resource, Pool):
+        if isinstance(resource, PoolObject):
             self.pools[ref] = resource
         else:
             self.adapters[ref] = resource
@@ -209,7 +209,7 @@ class DesiredState:
         self._remove(ref)
         return affected
 
-    def get(self, ref: Ref) -> Pool | Adapter | None:
+    def get(self, ref: Ref) -> PoolObject | AdapterObject | None:
         return self.pools.get(ref) if ref.kind == "ServingPool" else self.adapters.get(ref)
 
     def serves(self, namespace: str) -> bool:
@@ -217,12 +217,12 @@ class DesiredState:
         served = self.policy.pool_namespaces
         return served is None or namespace in served
 
-    def folder_refusal(self, pool: Pool) -> str:
+    def folder_refusal(self, pool: PoolObject) -> str:
         """Explain why this pool may not have the folder that its modelCache names; empty when it may."""
         folders = self.policy.shared_folders
         return folders.refusal(pool) if folders else ""
 
-    def is_held(self, pool: Pool) -> bool:
+    def is_held(self, pool: PoolObject) -> bool:
         """Whether a pool's runners stay as they are: it is paused, or may not have the folder that it names."""
         return pool.spec.paused or self.folder_refusal(pool) != ""
 
@@ -235,7 +235,7 @@ class DesiredState:
         resource = self.malformed.get(ref) or self.get(ref)
         return resource.meta if resource else None
 
-    def adapters_of(self, pool: Ref) -> Iterator[Adapter]:
+    def adapters_of(self, pool: Ref) -> Iterator[AdapterObject]:
         """The adapters that name this pool, permitted or not, whether it exists or not."""
         return (self.adapters[ref] for ref in self._by_pool.get(pool, ()))
 
@@ -243,16 +243,16 @@ class DesiredState:
         """Count the adapters that name this pool, and how many of them are Ready. Costs the same with 10,000."""
         return len(self._by_pool.get(pool, ())), len(self._ready.get(pool, ()))
 
-    def claimants(self, model_name: str) -> Iterator[Pool | Adapter]:
+    def claimants(self, model_name: str) -> Iterator[PoolObject | AdapterObject]:
         """Every object that wants to be served under this name."""
         for ref in self._by_name.get(model_name, ()):
             claimant = self.get(ref)
             assert claimant is not None
             yield claimant
 
-    def _neighbours(self, resource: Pool | Adapter) -> set[Ref]:
+    def _neighbours(self, resource: PoolObject | AdapterObject) -> set[Ref]:
         near = self._by_name.get(resource.model_name, set())
-        if isinstance(resource, Pool):
+        if isinstance(resource, PoolObject):
             return near | self._by_pool.get(resource.meta.ref, set())
         if resource.pool not in self.pools:
             return set()  # it is rejected, and has no neighbours
@@ -265,11 +265,11 @@ class DesiredState:
             return
         del self.by_uid[resource.meta.uid]
         _discard(self._by_name, resource.model_name, ref)
-        if isinstance(resource, Adapter):
+        if isinstance(resource, AdapterObject):
             for index in self._pool_indexes(resource):
                 _discard(index, resource.pool, ref)
 
-    def _pool_indexes(self, adapter: Adapter) -> Iterator[dict[Ref, set[Ref]]]:
+    def _pool_indexes(self, adapter: AdapterObject) -> Iterator[dict[Ref, set[Ref]]]:
         yield self._by_pool
         if adapter.spec.pinned:
             yield self._pinned
@@ -320,7 +320,7 @@ class Expectations:
 
 
 @dataclass(slots=True)
-class State:
+class ClusterState:
     """The whole state that `reconcile` plans from."""
 
     desired: DesiredState = field(default_factory=DesiredState)
@@ -331,7 +331,7 @@ class State:
 K = TypeVar("K")
 
 
-def _same_spec(stored: Pool | Adapter, proposed: Pool | Adapter) -> bool:
+def _same_spec(stored: PoolObject | AdapterObject, proposed: PoolObject | AdapterObject) -> bool:
     """Whether only the status differs, which concerns at most an adapter's pool: it counts the ready ones."""
     meta = replace(stored.meta, resource_version=proposed.meta.resource_version)
     return replace(stored, status=proposed.status, meta=meta) == proposed

@@ -22,20 +22,20 @@ from typing import Any, Literal
 from weft.api.meta import sanitize_message
 from weft.artifacts.depot_api import OperationStatus, ResolveRequest, Verdict
 from weft.domain.adapter import AdapterVersion
-from weft_operator.core.acceptance import AdapterView, PoolView, Rejection, is_ready
+from weft_operator.core.acceptance import AdapterView, PoolFacts, Rejection, is_ready
 from weft_operator.core.actions import RecordEvent
 from weft_operator.core.artifacts import Resolution, VerifiedArtifact
 from weft_operator.core.canary import DECIDED
 from weft_operator.core.chat_templates import FAULT, TemplateView
 from weft_operator.core.children import selector
-from weft_operator.core.resources import Adapter, Malformed, Object, Pool
+from weft_operator.core.resources import AdapterObject, Malformed, Object, PoolObject
 
 Status = Literal["True", "False", "Unknown"]
 SHORT_DIGEST = len("sha256:") + 12
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class UndatedCondition:
     """A condition before it is written: no times. `generation`: that it is about, if that is not the newest."""
 
     type: str
@@ -46,36 +46,36 @@ class Condition:
 
 
 def merged(
-    previous: Sequence[Object], current: Iterable[Condition], generation: int, now: float
+    previous: Sequence[Object], current: Iterable[UndatedCondition], generation: int, now: float
 ) -> list[dict[str, Any]]:
     """Merge conditions as they are stored. `lastTransitionTime` moves only when the status does."""
     old = {condition["type"]: condition for condition in previous}
     return [_written(condition, old.get(condition.type), generation, now) for condition in current]
 
 
-def adapter_conditions(view: AdapterView) -> list[Condition]:
+def adapter_conditions(view: AdapterView) -> list[UndatedCondition]:
     """Decide Accepted, Validated, Fetched, ChatTemplate, Ready; with a canary CanaryPromoted."""
     if view.rejection:
         if view.serving is None or view.adapter.meta.deleting:
             return _refused(view.rejection, ("Validated", "Fetched"), "Ready")
         refused = _refused(view.rejection, ("Validated", "Fetched"))
         return [*refused, _ready(view, refused)]
-    accepted = Condition("Accepted", "True", "Accepted", f"served by ServingPool {view.adapter.pool}")
+    accepted = UndatedCondition("Accepted", "True", "Accepted", f"served by ServingPool {view.adapter.pool}")
     if view.adapter.meta.deleting:
-        return [accepted, Condition("Ready", "False", "Deleting", "waiting until no runner holds it")]
+        return [accepted, UndatedCondition("Ready", "False", "Deleting", "waiting until no runner holds it")]
     content = _content_of_adapter(view)
     template = _template_of_adapter(view)
     return [accepted, *content, *template, _ready(view, [*content, *template]), *_canary(view)]
 
 
-def has_own_template(adapter: Adapter, verdict: Verdict) -> bool:
+def has_own_template(adapter: AdapterObject, verdict: Verdict) -> bool:
     """Whether chats of a content are rendered by the chat template among its own files."""
     is_adapters = (verdict.get("chatTemplate") or {}).get("from") == "Adapter"
     origin = adapter.chat_template.from_
     return origin == "Adapter" or (is_adapters and origin == "Auto")
 
 
-def _template_of_adapter(view: AdapterView) -> list[Condition]:
+def _template_of_adapter(view: AdapterView) -> list[UndatedCondition]:
     if view.template:
         return _template_of_spec(view.template)
     template = view.serving and view.serving.verdict.get("chatTemplate")
@@ -84,7 +84,7 @@ def _template_of_adapter(view: AdapterView) -> list[Condition]:
     is_adapters, origin = template.get("from") == "Adapter", view.adapter.chat_template.from_
     if origin == "Adapter" and not is_adapters:
         return [
-            Condition(
+            UndatedCondition(
                 "ChatTemplate",
                 "False",
                 "NoTemplate",
@@ -94,40 +94,42 @@ def _template_of_adapter(view: AdapterView) -> list[Condition]:
     if origin == "Base" or template.get("from") == "Base":
         unused = "; the adapter's own is not used: chatTemplate.from is Base" if is_adapters else ""
         message = f"the pool's chat template, whose condition ChatTemplate says whether it renders{unused}"
-        return [Condition("ChatTemplate", "True", "TemplateOfBase", message)]
+        return [UndatedCondition("ChatTemplate", "True", "TemplateOfBase", message)]
     return _chat_template(view.serving)
 
 
-def _template_of_spec(template: TemplateView) -> list[Condition]:
+def _template_of_spec(template: TemplateView) -> list[UndatedCondition]:
     """Decide whether chats can be rendered by what the spec gives; nothing where there is no base yet."""
     answer, fault = template.answer, (template.content.verdict.get("fault") if template.content else None)
     match answer.state:
         case "Failed":
-            return [Condition("ChatTemplate", "False", answer.reason, answer.message)]
+            return [UndatedCondition("ChatTemplate", "False", answer.reason, answer.message)]
         case "Fetched" if fault:
-            return [Condition("ChatTemplate", "False", FAULT, fault)]
+            return [UndatedCondition("ChatTemplate", "False", FAULT, fault)]
         case "Fetched":
             return [
-                Condition(
+                UndatedCondition(
                     "ChatTemplate", "True", "TemplateOfSpec", "the chat template renders the smallest conversation"
                 )
             ]
         case _ if template.request:
-            return [Condition("ChatTemplate", "Unknown", "Resolving", "reading the chat template")]
+            return [UndatedCondition("ChatTemplate", "Unknown", "Resolving", "reading the chat template")]
         case _:
             return []
 
 
-def _chat_template(serving: VerifiedArtifact | None) -> list[Condition]:
+def _chat_template(serving: VerifiedArtifact | None) -> list[UndatedCondition]:
     """Decide whether chats can be rendered by what serves; nothing where an older depot has not looked."""
     match serving.verdict.get("chatTemplate") if serving else None:
         case {"fault": str(fault)}:
-            return [Condition("ChatTemplate", "False", FAULT, fault)]
+            return [UndatedCondition("ChatTemplate", "False", FAULT, fault)]
         case {"from": "None"}:
-            return [Condition("ChatTemplate", "False", "NoTemplate", "the base model's files have no chat template")]
+            return [
+                UndatedCondition("ChatTemplate", "False", "NoTemplate", "the base model's files have no chat template")
+            ]
         case {"from": str(owner)}:
             return [
-                Condition(
+                UndatedCondition(
                     "ChatTemplate", "True", f"TemplateOf{owner}", "the chat template renders the smallest conversation"
                 )
             ]
@@ -135,19 +137,19 @@ def _chat_template(serving: VerifiedArtifact | None) -> list[Condition]:
             return []
 
 
-def _canary(view: AdapterView) -> list[Condition]:
+def _canary(view: AdapterView) -> list[UndatedCondition]:
     if view.canary is None:
         return []
     statuses: dict[str, Status] = {"Promoted": "True", "Failed": "False", "RolledBack": "False"}
     status = "True" if view.canary.reason == "SameContent" else statuses.get(view.canary.phase, "Unknown")
-    return [Condition("CanaryPromoted", status, view.canary.reason, view.canary.message)]
+    return [UndatedCondition("CanaryPromoted", status, view.canary.reason, view.canary.message)]
 
 
-def pool_conditions(view: PoolView) -> list[Condition]:
+def pool_conditions(view: PoolFacts) -> list[UndatedCondition]:
     """Decide Accepted, Fetched, ChatTemplate, Available, Progressing, Ready."""
     if view.rejection:
         return _refused(view.rejection, ("Fetched",), "Available", "Progressing", "Ready")
-    accepted = Condition("Accepted", "True", "Accepted", f"serves {view.pool.model_name!r}")
+    accepted = UndatedCondition("Accepted", "True", "Accepted", f"serves {view.pool.model_name!r}")
     fetched = _fetched(view.request, view.resolution)
     available, progressing = _available(view, fetched), _progressing(view, fetched)
     ready = _pool_ready(view, available, progressing)
@@ -160,34 +162,38 @@ def timestamp(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _content_of_adapter(view: AdapterView) -> list[Condition]:
+def _content_of_adapter(view: AdapterView) -> list[UndatedCondition]:
     if view.mismatch:
         reason, message = view.mismatch.reason, view.mismatch.message
-        return [Condition(kind, "False", reason, message) for kind in ("Validated", "Fetched")]
+        return [UndatedCondition(kind, "False", reason, message) for kind in ("Validated", "Fetched")]
     if view.request is None:
         message = f"the base model of ServingPool {view.adapter.pool} is not there yet"
-        return [Condition(kind, "Unknown", "BaseNotReady", message) for kind in ("Validated", "Fetched")]
+        return [UndatedCondition(kind, "Unknown", "BaseNotReady", message) for kind in ("Validated", "Fetched")]
     return [_validated(view.request, view.resolution), _fetched(view.request, view.resolution)]
 
 
-def _validated(request: ResolveRequest, resolution: Resolution | None) -> Condition:
+def _validated(request: ResolveRequest, resolution: Resolution | None) -> UndatedCondition:
     answer = _answer(request, resolution)
     if answer.verdict is not None:
-        return Condition("Validated", "True", "Validated", _but("configuration, shapes and dtype fit the base", answer))
+        return UndatedCondition(
+            "Validated", "True", "Validated", _but("configuration, shapes and dtype fit the base", answer)
+        )
     if answer.state == "Failed":
-        return Condition("Validated", "False", answer.reason, answer.message)
-    return Condition("Validated", "Unknown", "Resolving", f"reading {request.uri}")
+        return UndatedCondition("Validated", "False", answer.reason, answer.message)
+    return UndatedCondition("Validated", "Unknown", "Resolving", f"reading {request.uri}")
 
 
-def _fetched(request: ResolveRequest | None, resolution: Resolution | None) -> Condition:
+def _fetched(request: ResolveRequest | None, resolution: Resolution | None) -> UndatedCondition:
     assert request is not None  # only asked for an accepted object
     answer = _answer(request, resolution)
     if answer.state == "Fetched":
         message = "the whole content is in the depot"
-        return Condition("Fetched", "True", "Fetched", _but(message, answer) if request.kind == "model" else message)
+        return UndatedCondition(
+            "Fetched", "True", "Fetched", _but(message, answer) if request.kind == "model" else message
+        )
     if answer.state == "Failed":
-        return Condition("Fetched", "False", answer.reason, answer.message)
-    return Condition("Fetched", "Unknown", "Resolving", f"fetching {request.uri}")
+        return UndatedCondition("Fetched", "False", answer.reason, answer.message)
+    return UndatedCondition("Fetched", "Unknown", "Resolving", f"fetching {request.uri}")
 
 
 def _but(message: str, answer: OperationStatus) -> str:
@@ -199,17 +205,19 @@ def _answer(request: ResolveRequest, resolution: Resolution | None) -> Operation
     return resolution.answer if resolution and resolution.request == request else OperationStatus()
 
 
-def _ready(view: AdapterView, content: Sequence[Condition]) -> Condition:
+def _ready(view: AdapterView, content: Sequence[UndatedCondition]) -> UndatedCondition:
     if view.serving is None:
-        blocker = next((c for c in content if c.status != "True"), Condition("", "False", "Resolving"))
-        return Condition("Ready", "False", blocker.reason, blocker.message)
+        blocker = next((c for c in content if c.status != "True"), UndatedCondition("", "False", "Resolving"))
+        return UndatedCondition("Ready", "False", blocker.reason, blocker.message)
     digest = view.serving.digest
     if view.report is None:
         return _ready_unreported(view, digest)
     if not view.report.routed or (view.report.digest != digest and not is_ready(view.adapter)):
-        return Condition("Ready", "False", "Publishing", "sent to the scheduler, not yet in its route table")
+        return UndatedCondition("Ready", "False", "Publishing", "sent to the scheduler, not yet in its route table")
     if view.report.load_failed:
-        return Condition("Ready", "False", "LoadFailed", "no runner can load it: " + "; ".join(view.report.load_errors))
+        return UndatedCondition(
+            "Ready", "False", "LoadFailed", "no runner can load it: " + "; ".join(view.report.load_errors)
+        )
     return _published(view, digest)
 
 
@@ -250,7 +258,7 @@ def _is_awaited(view: AdapterView) -> bool:
     return report.routed and not report.load_failed and not _is_confirmed(view)
 
 
-def _ready_unreported(view: AdapterView, digest: str) -> Condition:
+def _ready_unreported(view: AdapterView, digest: str) -> UndatedCondition:
     """Decide Ready while the scheduler has not reported yet: what was true of this digest stays."""
     status = view.adapter.status
     stored = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
@@ -260,71 +268,73 @@ def _ready_unreported(view: AdapterView, digest: str) -> Condition:
         and stored["reason"] in ("Published", "UpdateFailed", "LoadFailed")
     ):
         return _published(view, digest) if stored["status"] == "True" else _as_stored(stored)
-    return Condition("Ready", "False", "Publishing", "sent to the scheduler, not yet in its route table")
+    return UndatedCondition("Ready", "False", "Publishing", "sent to the scheduler, not yet in its route table")
 
 
-def _published(view: AdapterView, digest: str) -> Condition:
+def _published(view: AdapterView, digest: str) -> UndatedCondition:
     name, short = view.adapter.model_name, digest[:SHORT_DIGEST]
     if refused := view.rejection or view.mismatch:
         message = f"{name!r} still serves {short} in {view.serving.pool if view.serving else ''}: "
-        return Condition("Ready", "True", "UpdateFailed", f"{message}{refused.message} ({refused.reason})")
+        return UndatedCondition("Ready", "True", "UpdateFailed", f"{message}{refused.message} ({refused.reason})")
     answer = _answer(view.request, view.resolution) if view.request else OperationStatus()
     if answer.state == "Failed":
         message = f"{name!r} still serves {short}: the newest source is refused ({answer.reason}, see Fetched)"
-        return Condition("Ready", "True", "UpdateFailed", message)
+        return UndatedCondition("Ready", "True", "UpdateFailed", message)
     if view.serving and view.serving.pool != view.adapter.pool:
         message = f"{name!r} serves {short} in {view.serving.pool} until ServingPool {view.adapter.pool} takes requests"
     else:
         message = f"{name!r} serves {short}"
     followed = observed_generation(view)
     seen = followed if _is_confirmed(view) else int(view.adapter.status.get("observedGeneration", followed))
-    return Condition("Ready", "True", "Published", message, seen)
+    return UndatedCondition("Ready", "True", "Published", message, seen)
 
 
-def _as_stored(stored: Object) -> Condition:
-    return Condition(stored["type"], stored["status"], stored["reason"], stored["message"])
+def _as_stored(stored: Object) -> UndatedCondition:
+    return UndatedCondition(stored["type"], stored["status"], stored["reason"], stored["message"])
 
 
-def _available(view: PoolView, fetched: Condition) -> Condition:
+def _available(view: PoolFacts, fetched: UndatedCondition) -> UndatedCondition:
     ready = ready_runners(view)
     if view.serving is None:
-        return Condition("Available", "False", "BaseNotReady", fetched.message)
+        return UndatedCondition("Available", "False", "BaseNotReady", fetched.message)
     if ready > 0:
-        return Condition("Available", "True", "RunnersReady", "requests are served")
+        return UndatedCondition("Available", "True", "RunnersReady", "requests are served")
     if view.wanted_runners == 0:
         message = "replicas is 0" if view.bounds.max == 0 else "no request needs a runner; the next one starts one"
-        return Condition("Available", "False", "ScaledToZero", message)
+        return UndatedCondition("Available", "False", "ScaledToZero", message)
     trouble = _trouble(view)
-    return Condition("Available", "False", "NoReadyRunner", trouble.message if trouble else "runners are starting")
+    return UndatedCondition(
+        "Available", "False", "NoReadyRunner", trouble.message if trouble else "runners are starting"
+    )
 
 
-def _progressing(view: PoolView, fetched: Condition) -> Condition:
+def _progressing(view: PoolFacts, fetched: UndatedCondition) -> UndatedCondition:
     if view.serving is None:
         status: Status = "True" if fetched.status == "Unknown" else "False"
-        return Condition("Progressing", status, fetched.reason, fetched.message)
+        return UndatedCondition("Progressing", status, fetched.reason, fetched.message)
     if view.pool.spec.paused:
-        return Condition("Progressing", "Unknown", "Paused", "spec.paused is true: runners stay as they are")
+        return UndatedCondition("Progressing", "Unknown", "Paused", "spec.paused is true: runners stay as they are")
     if trouble := _trouble(view):
-        return Condition("Progressing", "False", trouble.reason, trouble.message)
+        return UndatedCondition("Progressing", "False", trouble.reason, trouble.message)
     if view.rollout:
-        return Condition("Progressing", "True", "Converging", view.rollout)
+        return UndatedCondition("Progressing", "True", "Converging", view.rollout)
     if ready_runners(view) == view.wanted_runners == len(view.runners):
-        return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
-    return Condition("Progressing", "True", "Converging", f"bringing the pool to {view.wanted_runners} runners")
+        return UndatedCondition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
+    return UndatedCondition("Progressing", "True", "Converging", f"bringing the pool to {view.wanted_runners} runners")
 
 
-def _pool_ready(view: PoolView, available: Condition, progressing: Condition) -> Condition:
+def _pool_ready(view: PoolFacts, available: UndatedCondition, progressing: UndatedCondition) -> UndatedCondition:
     """Decide Ready of a pool: True once nothing is left to do, as kstatus and `kubectl wait` read it."""
     settled = ready_runners(view) == view.wanted_runners == len(view.runners) and not view.rollout
     if view.serving is not None and settled:
         if view.wanted_runners == 0:
-            return Condition("Ready", "True", available.reason, available.message)
-        return Condition("Ready", "True", "RunnersReady", "every wanted runner is ready")
+            return UndatedCondition("Ready", "True", available.reason, available.message)
+        return UndatedCondition("Ready", "True", "RunnersReady", "every wanted runner is ready")
     reason = progressing if view.serving is not None else available
-    return Condition("Ready", "False", reason.reason, reason.message)
+    return UndatedCondition("Ready", "False", reason.reason, reason.message)
 
 
-def ready_runners(view: PoolView) -> int:
+def ready_runners(view: PoolFacts) -> int:
     """Count the ready runners by the scheduler's report; before there is one, by the stored status. Whoever is on its
     way out does not count.
 
@@ -334,7 +344,7 @@ def ready_runners(view: PoolView) -> int:
     return min(reported, len(view.runners))
 
 
-def _trouble(view: PoolView) -> Rejection | None:
+def _trouble(view: PoolFacts) -> Rejection | None:
     """Find what does not come right by itself: a refusal, or a runner that does not come up.
 
     Of several runners it is the first by name, so that the message does not flap.
@@ -346,16 +356,16 @@ def _trouble(view: PoolView) -> Rejection | None:
     return Rejection(first.state, first.message) if first else None
 
 
-def _refused(rejection: Rejection, unknown: Iterable[str], *false: str) -> list[Condition]:
+def _refused(rejection: Rejection, unknown: Iterable[str], *false: str) -> list[UndatedCondition]:
     reason, message = rejection.reason, rejection.message
     return [
-        Condition("Accepted", "False", reason, message),
-        *(Condition(kind, "Unknown", reason, "not checked while Accepted is False") for kind in unknown),
-        *(Condition(kind, "False", reason, message) for kind in false),
+        UndatedCondition("Accepted", "False", reason, message),
+        *(UndatedCondition(kind, "Unknown", reason, "not checked while Accepted is False") for kind in unknown),
+        *(UndatedCondition(kind, "False", reason, message) for kind in false),
     ]
 
 
-def _written(condition: Condition, old: Object | None, generation: int, now: float) -> dict[str, Any]:
+def _written(condition: UndatedCondition, old: Object | None, generation: int, now: float) -> dict[str, Any]:
     moved = old is None or old["status"] != condition.status
     return {
         "type": condition.type,
@@ -375,13 +385,13 @@ MODEL_FACTS = (
 )  # of the depot's verdict, as it has them
 
 
-def model_context_tokens(view: PoolView) -> int:
+def model_context_tokens(view: PoolFacts) -> int:
     """The context of the base model alone: what its status keeps, since the pages of a runner may change meanwhile."""
     verdict = view.serving.verdict if view.serving else {}
     return int(verdict.get("maxContext") or verdict.get("maxContextTokens") or 0)
 
 
-def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
+def pool_status(view: PoolFacts, now: float, *, pods: bool) -> dict[str, Any]:
     """Make the pool's status as it should be stored. `pods`: its runners are pods, which a selector finds."""
     generation = view.pool.meta.generation
     previous = view.pool.status.get("conditions", ())
@@ -413,13 +423,13 @@ def _supplied_template(template: TemplateView | None) -> dict[str, Any] | None:
     return {"digest": template.content.digest, **{name: value for name, value in fields.items() if value is not None}}
 
 
-def _kv_cache(view: PoolView) -> dict[str, int] | None:
+def _kv_cache(view: PoolFacts) -> dict[str, int] | None:
     """The KV pages that the scheduler reports; what was stored while it has not reported, as after a restart."""
     pages = view.report and view.report.kv_pages
     return {"pages": pages} if pages else view.pool.status.get("kvCache")
 
 
-def _slo(view: PoolView) -> dict[str, int] | None:
+def _slo(view: PoolFacts) -> dict[str, int] | None:
     """The attainment that the scheduler reports; what was stored while it has not reported, as after a restart."""
     if view.pool.spec.slo is None:
         return None
@@ -429,7 +439,7 @@ def _slo(view: PoolView) -> dict[str, int] | None:
     return {"attainedPercent": attained, "ttftPercent": ttft, "tokenTimePercent": token_time}
 
 
-def _phases(view: PoolView) -> dict[str, Any] | None:
+def _phases(view: PoolFacts) -> dict[str, Any] | None:
     """The roles that the scheduler reports; what was stored while it has not reported, as after a restart."""
     if view.pool.spec.phases.mode == "Unified":
         return None
@@ -441,7 +451,7 @@ def _phases(view: PoolView) -> dict[str, Any] | None:
     return {"prompt": prompt, "token": token, "mixed": mixed, "message": reason, **demand}
 
 
-def _last_scale(view: PoolView, now: float) -> dict[str, Any] | None:
+def _last_scale(view: PoolFacts, now: float) -> dict[str, Any] | None:
     """Note when the number of wanted runners last changed, and by whom."""
     previous, status = view.pool.status.get("desiredReplicas"), view.pool.status
     if previous is None or previous == view.wanted_runners:
@@ -567,7 +577,7 @@ def malformed_status(broken: Malformed, now: float) -> dict[str, Any]:
     """Keep the stored status, with Accepted False: nothing else is known anew."""
     previous: list[Object] = list(broken.status.get("conditions", ()))
     accepted = merged(
-        previous, [Condition("Accepted", "False", "InvalidSpec", broken.message)], broken.meta.generation, now
+        previous, [UndatedCondition("Accepted", "False", "InvalidSpec", broken.message)], broken.meta.generation, now
     )
     return {**broken.status, "conditions": accepted + [c for c in previous if c["type"] != "Accepted"]}
 
@@ -581,7 +591,7 @@ EXPECTED = frozenset(("ScaledToZero", "Deleting", "RunnersReady", "NoTemplate"))
 EventType = Literal["Normal", "Warning"]
 
 
-def events_for(resource: Pool | Adapter, status: Object) -> list[RecordEvent]:
+def events_for(resource: PoolObject | AdapterObject, status: Object) -> list[RecordEvent]:
     """Make the Events that go with writing this status."""
     events: dict[tuple[EventType, str], str] = {}
     for kind, reason, message in _news(resource.status, status):

@@ -25,7 +25,7 @@ from weft_operator.core.acceptance import (
     name_owner,
     pinned_max,
 )
-from weft_operator.core.resources import Adapter, Malformed, Object, Pool, parse
+from weft_operator.core.resources import AdapterObject, Malformed, Object, PoolObject, parse
 from weft_operator.core.state import DesiredState
 
 MAX_NAMED_OBJECTS = 3
@@ -60,15 +60,15 @@ def validate(proposed: Object, previous: Object | None, desired: DesiredState) -
     new, old = _parsed(proposed), _parsed(previous) if previous is not None else None
     if isinstance(new, Malformed):
         return Review((Violation("InvalidSpec", "spec", new.message),))
-    if isinstance(new, Pool):
-        return _review_pool(new, old if isinstance(old, Pool) else None, desired)
-    return _review_adapter(new, old if isinstance(old, Adapter) else None, desired)
+    if isinstance(new, PoolObject):
+        return _review_pool(new, old if isinstance(old, PoolObject) else None, desired)
+    return _review_adapter(new, old if isinstance(old, AdapterObject) else None, desired)
 
 
 # --------------------------------------------------------------------------------------------- adapters
 
 
-def _review_adapter(new: Adapter, old: Adapter | None, desired: DesiredState) -> Review:
+def _review_adapter(new: AdapterObject, old: AdapterObject | None, desired: DesiredState) -> Review:
     pool = desired.pools.get(new.pool)
     if pool is None or pool.meta.deleting:
         waits = f"there is no ServingPool {new.pool} yet: the adapter waits for it (PoolNotFound)"
@@ -80,7 +80,7 @@ def _review_adapter(new: Adapter, old: Adapter | None, desired: DesiredState) ->
     return Review(tuple(objection for objection in objections if objection not in known_adapters))
 
 
-def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> Iterator[Violation]:
+def _adapter_objections(adapter: AdapterObject, pool: PoolObject, desired: DesiredState) -> Iterator[Violation]:
     """Yield objections to an adapter in this pool, beyond its name."""
     namespace, ref = adapter.meta.ref.namespace, pool.meta.ref
     if not pool.permits(namespace):
@@ -104,7 +104,7 @@ def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> 
             yield Violation("NoSlots", "spec.pinned", _full(pool, pinned_names))
 
 
-def _name_objections(new: Adapter, old: Adapter | None, desired: DesiredState) -> Iterator[Violation]:
+def _name_objections(new: AdapterObject, old: AdapterObject | None, desired: DesiredState) -> Iterator[Violation]:
     if old is not None and old.model_name == new.model_name:
         return
     if holder := _holder(new, desired):
@@ -114,7 +114,7 @@ def _name_objections(new: Adapter, old: Adapter | None, desired: DesiredState) -
 # ------------------------------------------------------------------------------------------------ pools
 
 
-def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
+def _review_pool(new: PoolObject, old: PoolObject | None, desired: DesiredState) -> Review:
     if not desired.serves(new.meta.ref.namespace):
         served = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
         namespace = new.meta.ref.namespace
@@ -132,24 +132,24 @@ def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
     return Review(objections, (*_no_longer_permitted(new, desired), *_too_few_to_split(new)))
 
 
-def _too_few_to_split(new: Pool) -> Iterator[str]:
+def _too_few_to_split(new: PoolObject) -> Iterator[str]:
     """Yield a warning of a number of runners that people wrote, which may change later: no reason to refuse it."""
     replicas = new.spec.replicas
     if new.spec.phases.mode == "Split" and replicas is not None and replicas < 2:
         yield "phases: mode Split wants a runner for each phase; one that is alone does both"
 
 
-def _foreign_folder(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+def _foreign_folder(new: PoolObject, desired: DesiredState) -> Iterator[Violation]:
     if refusal := desired.folder_refusal(new):
         yield Violation(VOLUME_NOT_ALLOWED, "spec.modelCache", refusal)
 
 
-def _renamed(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+def _renamed(new: PoolObject, desired: DesiredState) -> Iterator[Violation]:
     if holder := _holder(new, desired):
         yield Violation("NameConflict", "spec.model.name", _taken_message(new, holder))
 
 
-def _asserted(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+def _asserted(new: PoolObject, desired: DesiredState) -> Iterator[Violation]:
     """Yield objections from adapters that say which base they were made for."""
     if relying := _accepted(new, desired, lambda adapter: adapter.spec.base_model not in (None, new.model_name)):
         says = relying[0].spec.base_model
@@ -157,24 +157,24 @@ def _asserted(new: Pool, desired: DesiredState) -> Iterator[Violation]:
         yield Violation(Reason.BASE_MISMATCH, "spec.model.name", message)
 
 
-def _has_fewer_slots(new: Pool, old: Pool) -> bool:
+def _has_fewer_slots(new: PoolObject, old: PoolObject) -> bool:
     now, old_limit = new.spec.advanced.max_adapters, old.spec.advanced.max_adapters
     return now is not None and (old_limit is None or now < old_limit)
 
 
-def _fewer_slots(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+def _fewer_slots(new: PoolObject, desired: DesiredState) -> Iterator[Violation]:
     max_pinned, pinned = pinned_max(new), _accepted(new, desired, lambda adapter: adapter.spec.pinned)
     if max_pinned is not None and len(pinned) > max_pinned:
         yield Violation("NoSlots", "spec.advanced.maxAdapters", _full(new, pinned))
 
 
-def _smaller_rank(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+def _smaller_rank(new: PoolObject, desired: DesiredState) -> Iterator[Violation]:
     if larger := _accepted(new, desired, lambda adapter: int(adapter.status.get("rank") or 0) > new.spec.lora.max_rank):
         message = f"{_named(larger)} of rank {max(int(a.status['rank']) for a in larger)} would not be served any more"
         yield Violation(Reason.RANK_TOO_LARGE, "spec.lora.maxRank", message)
 
 
-def _no_longer_permitted(new: Pool, desired: DesiredState) -> Iterator[str]:
+def _no_longer_permitted(new: PoolObject, desired: DesiredState) -> Iterator[str]:
     if lost := _accepted(new, desired, lambda adapter: not new.permits(adapter.meta.ref.namespace)):
         yield f"{_named(lost)} will not be served any more: allowedNamespaces leaves out their namespaces"
 
@@ -182,7 +182,7 @@ def _no_longer_permitted(new: Pool, desired: DesiredState) -> Iterator[str]:
 # ------------------------------------------------------------------------------------ who holds what now
 
 
-def _holder(new: Pool | Adapter, desired: DesiredState) -> Pool | Adapter | None:
+def _holder(new: PoolObject | AdapterObject, desired: DesiredState) -> PoolObject | AdapterObject | None:
     """The object that is served under this object's name now; one that goes does not count."""
     owner = name_owner(new.model_name, desired)
     if owner is None or owner.meta.ref == new.meta.ref or owner.meta.deleting or _gives_way(owner, new):
@@ -190,43 +190,45 @@ def _holder(new: Pool | Adapter, desired: DesiredState) -> Pool | Adapter | None
     return owner
 
 
-def _gives_way(holder: Pool | Adapter, new: Pool | Adapter) -> bool:
+def _gives_way(holder: PoolObject | AdapterObject, new: PoolObject | AdapterObject) -> bool:
     """Whether the holder of a name gives way: a name that begins with a namespace is that namespace's, whoever was
     there before (`acceptance`)."""
     return (
-        isinstance(holder, Adapter)
-        and isinstance(new, Adapter)
+        isinstance(holder, AdapterObject)
+        and isinstance(new, AdapterObject)
         and is_in_own_namespace(new)
         and not is_in_own_namespace(holder)
     )
 
 
-def _accepted(pool: Pool, desired: DesiredState, concerned: Callable[[Adapter], bool]) -> list[Adapter]:
+def _accepted(
+    pool: PoolObject, desired: DesiredState, concerned: Callable[[AdapterObject], bool]
+) -> list[AdapterObject]:
     """The adapters that this pool, as it is stored, serves or is about to serve, of those that are concerned."""
     concerned_adapters = (adapter for adapter in desired.adapters_of(pool.meta.ref) if concerned(adapter))
     accepted = (adapter for adapter in accepted_by_name(concerned_adapters, desired) if not adapter.meta.deleting)
     return sorted(accepted, key=lambda adapter: adapter.meta.ref)
 
 
-def _parsed(obj: Object) -> Adapter | Pool | Malformed:
+def _parsed(obj: Object) -> AdapterObject | PoolObject | Malformed:
     return parse({**obj, "metadata": {**_UNSTORED, **obj["metadata"]}})
 
 
 # ------------------------------------------------------------------------------------------------- words
 
 
-def _taken_message(new: Pool | Adapter, holder: Pool | Adapter) -> str:
+def _taken_message(new: PoolObject | AdapterObject, holder: PoolObject | AdapterObject) -> str:
     return f"the name {new.model_name!r} {describe_owner(new, holder)}; choose another"
 
 
-def _full(pool: Pool, pinned: list[Adapter]) -> str:
+def _full(pool: PoolObject, pinned: list[AdapterObject]) -> str:
     slots = pool.spec.advanced.max_adapters
     bound = f"advanced.maxAdapters {slots} pins at most {pinned_max(pool)}: one slot is never pinned"
     pinned_text = f" (pinned: {_named(pinned)})" if pinned else ""
     return f"ServingPool {pool.meta.ref} with {bound}{pinned_text}; unpin one, or raise or unset advanced.maxAdapters"
 
 
-def _named(adapters: Iterable[Adapter]) -> str:
+def _named(adapters: Iterable[AdapterObject]) -> str:
     names = sorted(str(adapter.meta.ref) for adapter in adapters)
     rest = f" and {len(names) - MAX_NAMED_OBJECTS} more" if len(names) > MAX_NAMED_OBJECTS else ""
     return f"LoRAAdapter{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_NAMED_OBJECTS])}{rest}"

@@ -27,7 +27,7 @@ from weft_operator.core.resources import API_VERSION, Object, Ref, resource_vers
 from weft_operator.core.state import Child, ObjectKey
 from weft_operator.errors import ApiFailed, ChildExists, ChildRefused, StaleWrite
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, MERGE_PATCH, PODS, Api
+from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, MERGE_PATCH, PODS, KubeApi
 from weft_operator.kubernetes.event_mapping import DELETION_COST, owner_of
 from weft_operator.kubernetes.events import EventRecorder
 from weft_operator.kubernetes.resync import read_again
@@ -46,7 +46,7 @@ class KubernetesBackend:
 
     def __init__(
         self,
-        api: Api,
+        api: KubeApi,
         cache: ObjectCache,
         events: EventRecorder,
         *,

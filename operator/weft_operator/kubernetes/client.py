@@ -24,7 +24,7 @@ SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class ResourceKind:
     """A kind of object, as the API's paths name it. `group` is empty for the core API."""
 
     group: str
@@ -43,24 +43,24 @@ class Resource:
         return "/".join(part for part in parts if part)
 
 
-ADAPTERS = Resource("serving.weft.dev", "v1alpha1", "loraadapters", "LoRAAdapter")
-POOLS = Resource("serving.weft.dev", "v1alpha1", "servingpools", "ServingPool")
-KEYS = Resource("serving.weft.dev", "v1alpha1", "apikeys", "APIKey")
-SECRETS = Resource("", "v1", "secrets", "Secret")
-DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
-STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
-NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
-SERVICES = Resource("", "v1", "services", "Service")
-ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
-PODS = Resource("", "v1", "pods", "Pod")
-NODES = Resource("", "v1", "nodes", "Node")
-EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
+ADAPTERS = ResourceKind("serving.weft.dev", "v1alpha1", "loraadapters", "LoRAAdapter")
+POOLS = ResourceKind("serving.weft.dev", "v1alpha1", "servingpools", "ServingPool")
+KEYS = ResourceKind("serving.weft.dev", "v1alpha1", "apikeys", "APIKey")
+SECRETS = ResourceKind("", "v1", "secrets", "Secret")
+DEPLOYMENTS = ResourceKind("apps", "v1", "deployments", "Deployment")
+STATEFUL_SETS = ResourceKind("apps", "v1", "statefulsets", "StatefulSet")
+NETWORK_POLICIES = ResourceKind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+SERVICES = ResourceKind("", "v1", "services", "Service")
+ACCOUNTS = ResourceKind("", "v1", "serviceaccounts", "ServiceAccount")
+BUDGETS = ResourceKind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+PODS = ResourceKind("", "v1", "pods", "Pod")
+NODES = ResourceKind("", "v1", "nodes", "Node")
+EVENTS = ResourceKind("events.k8s.io", "v1", "events", "Event")
 
 OWN = (ADAPTERS, POOLS)
 WATCHED = (*OWN, KEYS)  # everywhere
 CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, BUDGETS, ACCOUNTS, NETWORK_POLICIES)
-BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*WATCHED, *CHILDREN, PODS, NODES)}
+BY_KIND: Mapping[str, ResourceKind] = {resource.kind: resource for resource in (*WATCHED, *CHILDREN, PODS, NODES)}
 
 
 def key_of(obj: Object) -> ObjectKey:
@@ -76,7 +76,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
-class Api:
+class KubeApi:
     """One connection pool to one API server. Close it with `aclose()`."""
 
     def __init__(self, configuration: Configuration) -> None:
@@ -87,7 +87,7 @@ class Api:
     async def aclose(self) -> None:
         await self._client.close()
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+    async def get(self, resource: ResourceKind, namespace: str, name: str) -> Object | None:
         """Read one object; None when there is none."""
         try:
             return await self.request("GET", resource.path(namespace, name))
@@ -95,7 +95,7 @@ class Api:
             return None
 
     async def pages(
-        self, resource: Resource, namespace: str | None, *, selector: str = "", metadata_only: bool = False
+        self, resource: ResourceKind, namespace: str | None, *, selector: str = "", metadata_only: bool = False
     ) -> AsyncIterator[tuple[Object, ...]]:
         """List objects in chunks, all of one consistent version. At least one page, also of nothing.
 

@@ -16,7 +16,7 @@ from weft.api.crd import crds
 from weft.api.meta import GROUP, VERSION
 from weft.telemetry.logs import kv
 from weft_operator.errors import KubernetesError, ObjectNotFound
-from weft_operator.kubernetes.client import Api
+from weft_operator.kubernetes.client import KubeApi
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ PERIOD_S = 300.0  # between two checks, while fields are missing
 Schema = Mapping[str, Any]
 
 
-async def check_crds(api: Api, missing: Gauge) -> None:
+async def check_crds(api: KubeApi, missing: Gauge) -> None:
     """Compare, log and count the fields that the cluster lacks; again each PERIOD_S until it lacks none."""
     previous: list[str] | None = None
     while True:

@@ -17,7 +17,7 @@ from weft_operator.core.actions import RecordEvent
 from weft_operator.core.children import MANAGER
 from weft_operator.core.resources import API_VERSION
 from weft_operator.errors import AlreadyExists, KubernetesError, StaleWrite
-from weft_operator.kubernetes.client import EVENTS, MERGE_PATCH, Api
+from weft_operator.kubernetes.client import EVENTS, MERGE_PATCH, KubeApi
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class EventRecorder:
     """
 
     def __init__(
-        self, api: Api, *, lead: Callable[[], None], write_s: float, instance: str, clock: Callable[[], float]
+        self, api: KubeApi, *, lead: Callable[[], None], write_s: float, instance: str, clock: Callable[[], float]
     ) -> None:
         self._api, self._lead, self._write_s = api, lead, write_s
         self._instance, self._clock = instance, clock

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from weft_operator.core.api_keys import Key, Secret, UnreadSecret, secret_manifest, seen_secret
 from weft_operator.errors import ApiFailed
-from weft_operator.kubernetes.client import SECRETS, Api
+from weft_operator.kubernetes.client import SECRETS, KubeApi
 
 FORBIDDEN = 403
 
@@ -17,7 +17,7 @@ class KeySecrets:
     """The Secrets of APIKeys in a cluster. `lead()` raises LeadershipLost; it is asked before each write. `write_s`
     bounds how long one is under way."""
 
-    def __init__(self, api: Api, *, lead: Callable[[], None], write_s: float) -> None:
+    def __init__(self, api: KubeApi, *, lead: Callable[[], None], write_s: float) -> None:
         self._api, self._lead, self._write_s = api, lead, write_s
 
     async def read(self, key: Key) -> Secret:

@@ -28,21 +28,21 @@ from weft_operator.controller.keys import KeyController
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref, parse
-from weft_operator.core.state import DesiredState, Policy
+from weft_operator.core.state import DesiredState, OperatorPolicy
 from weft_operator.errors import KubernetesError, ObjectNotFound
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, KEYS, NODES, WATCHED, Api, key_of
+from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, KEYS, NODES, WATCHED, KubeApi, key_of
 from weft_operator.kubernetes.crd_check import check_crds
 from weft_operator.kubernetes.event_mapping import OWN_KINDS, EventMapper
 from weft_operator.kubernetes.events import EventRecorder
 from weft_operator.kubernetes.key_secrets import KeySecrets
 from weft_operator.kubernetes.observability import Metrics, OperatorProbes
-from weft_operator.kubernetes.resync import Resync, watch_scopes
+from weft_operator.kubernetes.resync import CacheAudit, watch_scopes
 from weft_operator.kubernetes.settings import Settings, read_runner_defaults
-from weft_operator.kubernetes.watch import Watches, silence_kopf_logs
+from weft_operator.kubernetes.watch import KubernetesWatches, silence_kopf_logs
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ async def run(settings: Settings) -> int:
     install_signal_handlers(stop)
     silence_kopf_logs()
     tls = load_tls(settings.tls_dir, "operator")
-    api = Api(await load_configuration())
+    api = KubeApi(await load_configuration())
     try:
         return await Manager(settings, api, tls, stop).run()
     finally:
@@ -78,10 +78,10 @@ def install_signal_handlers(stop: asyncio.Event) -> None:
 class Manager:
     """The parts of one process."""
 
-    def __init__(self, settings: Settings, api: Api, tls: Tls | None, stop: asyncio.Event) -> None:
+    def __init__(self, settings: Settings, api: KubeApi, tls: Tls | None, stop: asyncio.Event) -> None:
         """Make the parts. Raises CannotStart."""
         self._settings, self._api, self._stop = settings, api, stop
-        policy = Policy(
+        policy = OperatorPolicy(
             defaults=read_runner_defaults(settings.runner_defaults),
             pool_namespaces=frozenset(settings.namespaces),
             shared_folders=settings.shared_folders,
@@ -91,7 +91,7 @@ class Manager:
         self._cache.listen(self._take_in)
         for kind in BY_KIND.keys() - {NODES.kind}:
             self._metrics.count_objects(kind, partial(self._cache.count, kind))
-        self._resync = Resync(
+        self._resync = CacheAudit(
             api,
             self._cache,
             watch_scopes(settings.namespaces, nodes=settings.watch_nodes),
@@ -138,7 +138,7 @@ class Manager:
         """Run watches, admission and resync. Raises what the first of them fails with."""
         await self._until_known()
         async with asyncio.TaskGroup() as tasks:
-            watches = Watches(
+            watches = KubernetesWatches(
                 self._api.configuration,
                 on_object=self._cache.put,
                 on_gone=self._cache.drop,
@@ -261,14 +261,14 @@ class Leader:
         self,
         settings: Settings,
         desired: DesiredState,
-        api: Api,
+        api: KubeApi,
         tls: Tls | None,
         cache: ObjectCache,
         election: Election,
         terms: LeaseTimings,
         identity: str,
         metrics: Metrics,
-        resync: Resync,
+        resync: CacheAudit,
     ) -> None:
         self._settings, self._tls, self._cache, self._election = settings, tls, cache, election
         self._metrics, self._resync, self._api, self._write_s = metrics, resync, api, terms.write_s

@@ -23,9 +23,9 @@ from weft_operator.kubernetes.client import (
     PODS,
     SELECTOR,
     WATCHED,
-    Api,
+    KubeApi,
     ObjectKey,
-    Resource,
+    ResourceKind,
     key_of,
 )
 
@@ -40,7 +40,7 @@ MAX_READS = 3  # of one object whose watch goes on meanwhile
 class WatchScope:
     """The objects that one watch covers."""
 
-    resource: Resource
+    resource: ResourceKind
     namespace: str | None = None
     selector: str = ""
 
@@ -63,7 +63,7 @@ def missed(listed: Identities, previous: Identities, now: Identities) -> list[Ob
     return [key for key in differing if now.get(key) == previous.get(key)]
 
 
-async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Object | None, bool]:
+async def read_again(api: KubeApi, cache: ObjectCache, key: ObjectKey) -> tuple[Object | None, bool]:
     """Read an object, and take it in unless a watch goes on meanwhile. Returns the object, and whether it was news."""
     for _ in range(MAX_READS):
         previous = cache.find(key)
@@ -103,12 +103,12 @@ class WatchHealth:
         return None
 
 
-class Resync:
+class CacheAudit:
     """An audit of one cache by lists. `on_late` gets the number of objects of a resource that a watch missed."""
 
     def __init__(
         self,
-        api: Api,
+        api: KubeApi,
         cache: ObjectCache,
         covered: Sequence[WatchScope],
         *,

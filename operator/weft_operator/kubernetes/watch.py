@@ -21,7 +21,7 @@ from weft.trust import accept_private_authorities
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
 from weft_operator.errors import KubernetesError
-from weft_operator.kubernetes.client import CHILDREN, PODS, SELECTOR, Resource, key_of
+from weft_operator.kubernetes.client import CHILDREN, PODS, SELECTOR, ResourceKind, key_of
 
 CHUNK = 500
 STOP_S = 3.0
@@ -47,7 +47,7 @@ class WatchEnded(KubernetesError):
     """A watch stopped for good: the API server refuses it, or kopf failed."""
 
 
-class Watches:
+class KubernetesWatches:
     """The watches of a replica. `on_object` is called with what is there, `on_gone` with what is gone (key, uid), on
     the event loop.
 
@@ -60,7 +60,7 @@ class Watches:
         self._configuration = configuration
         self._on_object, self._on_gone, self._on_start = on_object, on_gone, on_start
 
-    def registry(self, resources: Collection[Resource]) -> kopf.OperatorRegistry:
+    def registry(self, resources: Collection[ResourceKind]) -> kopf.OperatorRegistry:
         """Make a kopf registry that feeds us with these resources; others may add their handlers to it."""
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry, id="login")(self._login)
@@ -101,7 +101,7 @@ class Watches:
                 task.cancel()
             await asyncio.wait(tasks, timeout=STOP_S)
 
-    def _watch(self, registry: kopf.OperatorRegistry, resource: Resource) -> None:
+    def _watch(self, registry: kopf.OperatorRegistry, resource: ResourceKind) -> None:
         async def on_event(event: Mapping[str, Any], **_: Any) -> None:
             # Items of a list have no kind of their own.
             obj: dict[str, Any] = {**event["object"], "apiVersion": resource.api_version, "kind": resource.kind}
@@ -142,7 +142,7 @@ class Connection(kopf.ConnectionInfo):
         return accept_private_authorities(super().as_ssl_context())
 
 
-def watch_only_settings(selected: Collection[Resource]) -> kopf.OperatorSettings:
+def watch_only_settings(selected: Collection[ResourceKind]) -> kopf.OperatorSettings:
     """Make kopf's settings: it watches and serves; `selected` are filtered by our label, on the server's side."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False

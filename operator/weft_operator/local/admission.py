@@ -15,10 +15,10 @@ from weft_operator.core.resources import Object, Ref, parse
 from weft_operator.core.state import DesiredState
 from weft_operator.core.validation import validate
 from weft_operator.errors import Cause, Invalid
-from weft_operator.local.objects import Event, ObjectStore
+from weft_operator.local.objects import ObjectStore, WatchEvent
 
 
-class Admission:
+class ObjectAdmission:
     """A judge of objects by all objects of a store. Called as `admit`; the same turn of the loop stores its result."""
 
     def __init__(self, store: ObjectStore) -> None:
@@ -39,7 +39,7 @@ class Admission:
             raise Invalid(_message(admitted, causes), causes)
         return admitted
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: WatchEvent) -> None:
         resource = parse(event.object)
         if event.type == "DELETED":
             self._desired.drop(resource.meta.ref)

@@ -32,7 +32,7 @@ from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft.wire.quiet_server import QuietServer
 from weft_operator.core.resources import Kind, Object, Ref
-from weft_operator.errors import ApiError, BadRequest, Expired, NotFound
+from weft_operator.errors import Expired, LocalApiError, LocalBadRequest, LocalNotFound
 from weft_operator.local import sockets
 from weft_operator.local.logs import LogFile
 from weft_operator.local.objects import ObjectStore, Result
@@ -48,7 +48,7 @@ WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 Admit = Callable[[Object, Callable[[Ref], Object | None]], Object]
 
 
-class Api:
+class LocalApi:
     """The handlers. `admit` turns a manifest into the object to store, or raises Invalid."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Api:
             Route("/v1/{plural}/{namespace}/{name:path}", self._get),
             Route("/v1/{plural}/{namespace}/{name:path}", self._delete, methods=["DELETE"]),
         ]
-        return Starlette(routes=routes, exception_handlers={ApiError: _refused})
+        return Starlette(routes=routes, exception_handlers={LocalApiError: _refused})
 
     async def _apply(self, request: Request) -> Response:
         body = await _body(request)
@@ -101,7 +101,7 @@ class Api:
         for obj in _items(body):
             try:
                 answers.append({"result": change(obj)})
-            except ApiError as error:
+            except LocalApiError as error:
                 answers.append({"error": error.body()})
             await asyncio.sleep(0)  # others have their turn
         await self._durable.committed()
@@ -127,7 +127,7 @@ class Api:
     async def _log(self, request: Request) -> Response:
         name = request.path_params["component"]
         if name not in self._logs:
-            raise NotFound(f"there is no component {name!r}; there are: {', '.join(sorted(self._logs))}")
+            raise LocalNotFound(f"there is no component {name!r}; there are: {', '.join(sorted(self._logs))}")
         tail = _whole_number(request, "tail", 0) if "tail" in request.query_params else None
         follow = request.query_params.get("follow") in ("1", "true")
         return StreamingResponse(_log_bytes(self._logs[name], tail, follow), media_type="text/plain; charset=utf-8")
@@ -136,7 +136,7 @@ class Api:
         return JSONResponse(self._describe())
 
 
-async def serve(api: Api, path: Path) -> None:
+async def serve(api: LocalApi, path: Path) -> None:
     """Serve the local API on its unix socket, until cancelled."""
     sock = sockets.listen(path)
     config = uvicorn.Config(
@@ -181,17 +181,17 @@ async def _body(request: Request) -> Object:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_OBJECT_BYTES:
-            raise BadRequest(f"an object has at most {MAX_OBJECT_BYTES} bytes")
+            raise LocalBadRequest(f"an object has at most {MAX_OBJECT_BYTES} bytes")
     try:
         return parse_object(bytes(body), max_bytes=MAX_OBJECT_BYTES)
     except JsonError as error:
-        raise BadRequest(f"the body is not JSON that can be an object: {error}") from error
+        raise LocalBadRequest(f"the body is not JSON that can be an object: {error}") from error
 
 
 def _items(body: Object) -> list[Object]:
     items = body.get("items")
     if body.get("kind") != LIST or not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise BadRequest(f"the body is not a {LIST} of objects")
+        raise LocalBadRequest(f"the body is not a {LIST} of objects")
     return items
 
 
@@ -199,14 +199,14 @@ def _ref_of(obj: Object) -> Ref:
     """The object that a deletion names."""
     kind, metadata = KINDS.get(str(obj.get("kind"))), obj.get("metadata")
     if kind is None or not isinstance(metadata, dict):
-        raise BadRequest(f"{quoted(obj.get('kind'))} is no object that can be deleted")
+        raise LocalBadRequest(f"{quoted(obj.get('kind'))} is no object that can be deleted")
     return Ref(kind, str(metadata.get("namespace")), str(metadata.get("name")))
 
 
 def _kind(request: Request) -> Kind:
     plural = request.path_params["plural"]
     if plural not in PLURALS:
-        raise NotFound(f"there is no resource {plural!r}; there are: {', '.join(PLURALS)}")
+        raise LocalNotFound(f"there is no resource {plural!r}; there are: {', '.join(PLURALS)}")
     return PLURALS[plural]
 
 
@@ -219,10 +219,10 @@ def _whole_number(request: Request, name: str, default: int) -> int:
     if text is None:
         return default
     if not WHOLE_NUMBER.fullmatch(text):
-        raise BadRequest(f"{name} is {quoted(text)}, not a whole number of at most 18 digits")
+        raise LocalBadRequest(f"{name} is {quoted(text)}, not a whole number of at most 18 digits")
     return int(text)
 
 
 async def _refused(request: Request, error: Exception) -> Response:  # noqa: ARG001 (starlette's form)
-    assert isinstance(error, ApiError)
+    assert isinstance(error, LocalApiError)
     return JSONResponse(error.body(), status_code=error.code)

@@ -29,7 +29,7 @@ from weft_operator.core.state import RunnerConfig, RunnerProcess
 from weft_operator.local.components import RUNNER
 from weft_operator.local.logs import LogFile
 from weft_operator.local.objects import ObjectStore
-from weft_operator.local.processes import Process, ProcessState, Program
+from weft_operator.local.processes import ChildProcess, ProcessState, Program
 from weft_operator.local.sockets import LOOPBACK
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ OnRunner = Callable[[Ref, int, RunnerProcess | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class LocalMachine:
     """The settings that runners of this machine have in common."""
 
     data_dir: Path
@@ -52,10 +52,10 @@ class Machine:
 
 
 @dataclass(slots=True)
-class Runner:
+class LocalRunner:
     """One runner's process. `launch` is what it was started with last."""
 
-    process: Process
+    process: ChildProcess
     launch: RunnerConfig
     ports: tuple[int, ...]
     task: asyncio.Task[None]
@@ -68,7 +68,7 @@ class LocalBackend:
     def __init__(
         self,
         store: ObjectStore,
-        machine: Machine,
+        machine: LocalMachine,
         *,
         ports: Callable[[int], list[int]],
         open_log: Callable[[str], LogFile],
@@ -78,10 +78,10 @@ class LocalBackend:
         self._store, self._machine = store, machine
         self._ports, self._open_log = ports, open_log
         self._on_runner, self._on_process = on_runner, on_process
-        self._runners: dict[tuple[Ref, int], Runner] = {}
+        self._runners: dict[tuple[Ref, int], LocalRunner] = {}
 
     @property
-    def processes(self) -> dict[str, Process]:
+    def processes(self) -> dict[str, ChildProcess]:
         """Every runner's process, by component name."""
         return {runner.process.program.name: runner.process for runner in self._runners.values()}
 
@@ -141,7 +141,7 @@ class LocalBackend:
         for runner in self._runners.values():
             runner.task.cancel()
 
-    def _start(self, action: EnsureRunner) -> Runner:
+    def _start(self, action: EnsureRunner) -> LocalRunner:
         ports = tuple(self._ports(3))
         program = runner_program(action, self._machine, ports)
         key = (action.pool, action.index)
@@ -150,10 +150,10 @@ class LocalBackend:
             self._on_process(program.name, state)
             self._changed(key)
 
-        process = Process(program, self._open_log(program.name), on_change)
+        process = ChildProcess(program, self._open_log(program.name), on_change)
         task = asyncio.create_task(process.run(), name=program.name)
         task.add_done_callback(lambda done: self._on_end(key, done))
-        return Runner(process, action.launch, ports, task)
+        return LocalRunner(process, action.launch, ports, task)
 
     def _changed(self, key: tuple[Ref, int]) -> None:
         if runner := self._runners.get(key):
@@ -193,7 +193,7 @@ def _pages_flag(launch: RunnerConfig) -> dict[str, int]:
     return {} if has_size else {"kv-pages": PAGES}
 
 
-def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...]) -> Program:
+def runner_program(action: EnsureRunner, machine: LocalMachine, ports: tuple[int, ...]) -> Program:
     """Make the command line of a runner. `ports`: for gateways, probes, KV."""
     name, cache = component_name(action.pool, action.index), action.launch.model_cache
     data_dir = machine.data_dir / "runners" / runner_name(action.pool, action.index)

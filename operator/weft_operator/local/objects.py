@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from weft_operator.core.resources import Kind, Object, Ref, ref_of
-from weft_operator.errors import Conflict, Expired, NotFound, StaleWrite
+from weft_operator.errors import Expired, LocalConflict, LocalNotFound, StaleWrite
 
 EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 Result = Literal["created", "configured", "unchanged"]
@@ -25,7 +25,7 @@ OWN_METADATA = ("labels", "annotations", "finalizers")  # what a manifest may sa
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WatchEvent:
     """One change. `version` is the store's after it, and the object's `resourceVersion`."""
 
     version: int
@@ -40,15 +40,15 @@ class ObjectStore:
         self._clock = clock
         self._objects: dict[Ref, Object] = {ref_of(obj): obj for obj in objects}
         self.version = version
-        self._history: deque[Event] = deque(maxlen=HISTORY)
-        self._listeners: list[Callable[[Event], None]] = []
+        self._history: deque[WatchEvent] = deque(maxlen=HISTORY)
+        self._listeners: list[Callable[[WatchEvent], None]] = []
         self._watchers: set[asyncio.Event] = set()
 
     def get(self, ref: Ref) -> Object:
         """Read one object. Raises NotFound."""
         stored = self._objects.get(ref)
         if stored is None:
-            raise NotFound(f"there is no {ref.kind} {ref}")
+            raise LocalNotFound(f"there is no {ref.kind} {ref}")
         return stored
 
     def find(self, ref: Ref) -> Object | None:
@@ -111,11 +111,11 @@ class ObjectStore:
         is_deleted = not metadata["finalizers"] and "deletionTimestamp" in metadata
         return self._put("DELETED" if is_deleted else "MODIFIED", {**previous, "metadata": metadata})
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def listen(self, listener: Callable[[WatchEvent], None]) -> None:
         """Call the listener for every change, in the turn in which it is made. It must not raise."""
         self._listeners.append(listener)
 
-    async def watch(self, version: int) -> AsyncIterator[Event]:
+    async def watch(self, version: int) -> AsyncIterator[WatchEvent]:
         """Yield every change after version `since`, without end. Raises Expired when the history does not reach
         back."""
         wake = asyncio.Event()
@@ -136,7 +136,7 @@ class ObjectStore:
         if not 0 <= self.version - version <= len(self._history):
             raise Expired(f"version {version} is not remembered any more (now {self.version}): list again")
 
-    def _events_after(self, version: int) -> list[Event]:
+    def _events_after(self, version: int) -> list[WatchEvent]:
         self.require_remembered(version)
         missed = self.version - version
         return [self._history[i] for i in range(len(self._history) - missed, len(self._history))]
@@ -144,7 +144,7 @@ class ObjectStore:
     def _created(self, manifest: Object) -> Object:
         given = manifest["metadata"]
         if "uid" in given or "resourceVersion" in given:
-            raise Conflict(
+            raise LocalConflict(
                 f"{manifest['kind']} {ref_of(manifest)} does not exist, but the manifest names a version of it"
             )
         metadata = {
@@ -170,7 +170,7 @@ class ObjectStore:
             del self._objects[ref_of(obj)]
         else:
             self._objects[ref_of(obj)] = obj
-        event = Event(self.version, kind, obj)
+        event = WatchEvent(self.version, kind, obj)
         self._history.append(event)
         for wake in self._watchers:
             wake.set()
@@ -195,8 +195,8 @@ def _check_precondition(previous: Object, preconditions: Mapping[str, Any]) -> N
     metadata, name = previous["metadata"], f"{previous['kind']} {ref_of(previous)}"
     for field in ("uid", "resourceVersion"):
         if field in preconditions and preconditions[field] != metadata[field]:
-            raise Conflict(
+            raise LocalConflict(
                 f"{name} has {field} {metadata[field]}, the manifest says {preconditions[field]}: read it again"
             )
     if "deletionTimestamp" in metadata:
-        raise Conflict(f"{name} is being deleted: apply again when it is gone")
+        raise LocalConflict(f"{name} is being deleted: apply again when it is gone")

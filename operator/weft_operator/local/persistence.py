@@ -19,7 +19,7 @@ from weft.files import write_atomically
 from weft.telemetry.logs import kv
 from weft_operator.core.resources import Object, Ref
 from weft_operator.errors import FileRootGone, StoreDamaged
-from weft_operator.local.objects import Event, ObjectStore, ref_of
+from weft_operator.local.objects import ObjectStore, WatchEvent, ref_of
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Durable:
             else:
                 done.set_exception(error)
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: WatchEvent) -> None:
         ref = ref_of(event.object)
         if event.type == "DELETED":
             self._unwritten.pop(ref, None)

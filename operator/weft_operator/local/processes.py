@@ -62,7 +62,7 @@ class ProcessState:
         return self.quick_ends >= CRASH_LOOP
 
 
-class Process:
+class ChildProcess:
     """The owner of one program. `run()` until `stop()`; `on_change` is called for every new state and must not
     block."""
 
@@ -191,7 +191,7 @@ class Process:
             self._on_change(state)
 
 
-def described(process: Process) -> dict[str, Any]:
+def described(process: ChildProcess) -> dict[str, Any]:
     """Describe a process as `stack.json` and `weft status` show it."""
     state, program = process.state, process.program
     flags = dict(zip(program.argv, program.argv[1:], strict=False))

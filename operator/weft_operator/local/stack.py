@@ -28,14 +28,14 @@ from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import DesiredState, RunnerProcess
 from weft_operator.errors import ComponentFailed
-from weft_operator.local.admission import Admission
-from weft_operator.local.api import Api, serve
-from weft_operator.local.backend import LocalBackend, Machine
+from weft_operator.local.admission import ObjectAdmission
+from weft_operator.local.api import LocalApi, serve
+from weft_operator.local.backend import LocalBackend, LocalMachine
 from weft_operator.local.components import SOCKET, Addresses, Options, Ports, choose_addresses, component_programs
 from weft_operator.local.logs import CONTROLLER, LogFile, logging_to
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.persistence import RETRY_S, Durable, open_store, settle_file_root
-from weft_operator.local.processes import Process, ProcessState, Program, described
+from weft_operator.local.processes import ChildProcess, ProcessState, Program, described
 from weft_operator.local.sockets import PortSource, require_free
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Stack:
     def __init__(self, options: Options, addresses: Addresses, store: ObjectStore, durable: Durable, ports: Ports):
         self.options, self.addresses, self.store, self.durable = options, addresses, store, durable
         self.logs: dict[str, LogFile] = {}
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, ChildProcess] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._listeners: list[Progress] = []
         self._changed = asyncio.Event()
@@ -66,7 +66,7 @@ class Stack:
         )
         self.backend = LocalBackend(
             store,
-            Machine(
+            LocalMachine(
                 options.data_dir,
                 addresses.supervisor,
                 addresses.depot_url,
@@ -92,7 +92,9 @@ class Stack:
         """Run everything that goes on while the stack is up; ends with the first part that fails."""
         for program in component_programs(self.options, self.addresses):
             self._start(program)
-        api = Api(self.store, self.durable, admit=Admission(self.store), logs=self.logs, describe=self.describe)
+        api = LocalApi(
+            self.store, self.durable, admit=ObjectAdmission(self.store), logs=self.logs, describe=self.describe
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.durable.run(), name="durable")
             tasks.create_task(serve(api, self.options.data_dir / SOCKET), name="api")
@@ -184,7 +186,7 @@ class Stack:
 
     def _start(self, program: Program) -> None:
         name = program.name
-        process = Process(program, self.open_log(name), lambda state: self._on_process(name, state))
+        process = ChildProcess(program, self.open_log(name), lambda state: self._on_process(name, state))
         self._processes[name] = process
         self._tasks[name] = asyncio.create_task(process.run(), name=name)
 
@@ -255,7 +257,7 @@ async def running(
             path.unlink(missing_ok=True)
         store = open_store(path, time.time, with_defaults)
         durable = Durable(store, path)
-        admit = Admission(store)
+        admit = ObjectAdmission(store)
         for obj in objects:
             store.apply(admit(obj, store.find))
         options = replace(options, file_root=settle_file_root(options.data_dir, options.file_root))

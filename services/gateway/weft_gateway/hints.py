@@ -16,7 +16,7 @@ HEADER = "weft-ignored"
 MAX_KIND_CHARS = 64  # characters of a tool's type in an error
 
 
-class Api(StrEnum):
+class HintScope(StrEnum):
     """The API of a request."""
 
     ANY = "any"
@@ -34,14 +34,14 @@ class Treatment(StrEnum):
     LEFT_OUT = "left out"  # a tool of another type
 
 
-ANY, CHATS, RESPONSES, MESSAGES = Api
+ANY, CHATS, RESPONSES, MESSAGES = HintScope
 APPLIED, MAPPED, IGNORED, LEFT_OUT = Treatment
 
 
 class Hint(NamedTuple):
     """A row of the table. `places`: the hint's paths, `[]` for the items of a list; empty: its name is its path."""
 
-    apis: tuple[Api, ...]
+    apis: tuple[HintScope, ...]
     name: str
     treatment: Treatment
     effect: str
@@ -165,7 +165,7 @@ _FUNCTION = {CHATS: "function", RESPONSES: "function", MESSAGES: "custom"}  # th
 _VERSION = re.compile(r"_(?:[0-9]{8}|[0-9]{4}_[0-9]{2}_[0-9]{2})\Z", re.ASCII)  # of a tool's type
 
 
-def _places(api: Api) -> Mapping[tuple[str, ...], Mapping[str, str]]:
+def _places(api: HintScope) -> Mapping[tuple[str, ...], Mapping[str, str]]:
     """Return an API's ignored hints: the path of an object, the name there, the name in the table."""
     places = dict[tuple[str, ...], dict[str, str]]()
     for hint in HINTS:
@@ -176,8 +176,8 @@ def _places(api: Api) -> Mapping[tuple[str, ...], Mapping[str, str]]:
     return places
 
 
-_IGNORED = {api: _places(api) for api in Api}
-_FIRST_NAMES = {api: {name for path, ends in _IGNORED[api].items() for name in path[:1] or ends} for api in Api}
+_IGNORED = {api: _places(api) for api in HintScope}
+_FIRST_NAMES = {api: {name for path, ends in _IGNORED[api].items() for name in path[:1] or ends} for api in HintScope}
 _LEFT_OUT = {
     api: {hint.name.partition(".")[2]: hint.name for hint in HINTS if hint.treatment is LEFT_OUT and api in hint.apis}
     for api in _FUNCTION
@@ -189,7 +189,7 @@ def ignored_header(names: Collection[str]) -> dict[str, str]:
     return {HEADER: ", ".join(sorted(names))} if names else {}
 
 
-def take_hints(api: Api, value: dict[str, Any], served: Collection[str]) -> frozenset[str]:
+def take_hints(api: HintScope, value: dict[str, Any], served: Collection[str]) -> frozenset[str]:
     """Remove a request's ignored hints, and return the names of the hints with an effect elsewhere.
 
     `served`: the served parameters. Raises ParameterError for a tool of an unknown type, and for a `tool_choice` of a
@@ -217,7 +217,7 @@ def _objects(value: dict[str, Any], path: tuple[str, ...]) -> Iterator[dict[str,
     return (item for item in values if isinstance(item, dict))
 
 
-def _leave_out_tools(api: Api, value: dict[str, Any]) -> set[str]:
+def _leave_out_tools(api: HintScope, value: dict[str, Any]) -> set[str]:
     """Remove the tools of known unserved types, and return their names in the table. Raises ParameterError."""
     served, left_out = _FUNCTION[api], _LEFT_OUT[api]
     tools: list[Any] = entries if isinstance(entries := value.get("tools"), list) else []

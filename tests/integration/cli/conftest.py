@@ -19,7 +19,7 @@ from weft.wire.codec.cluster import REPORTED
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from weft_operator.core import Ref
-from weft_operator.local import Api, Durable, LogFile, ObjectStore, admit, open_store, serve
+from weft_operator.local import Durable, LocalApi, LogFile, ObjectStore, admit, open_store, serve
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -132,7 +132,7 @@ class Running:
         add_AdminServicer_to_server(Admin(), server)
         self.stack["supervisor"] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
-        api = Api(self.store, keeper, admit=admit, logs={"depot": self.log}, describe=lambda: self.stack)
+        api = LocalApi(self.store, keeper, admit=admit, logs={"depot": self.log}, describe=lambda: self.stack)
         tasks = [asyncio.create_task(keeper.run()), asyncio.create_task(serve(api, self.folder / "weft.sock"))]
         await asyncio.sleep(0)  # the socket listens now
         self._up.set_result(None)

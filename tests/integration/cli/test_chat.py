@@ -13,7 +13,7 @@ import pytest
 from harness.loopback import Handler, LoopbackServer
 from harness.terminal import CTRL_C, CTRL_D, Terminal
 from harness.waiting import PATIENCE_S
-from weft_cli.chat import INTERRUPTED, Model, Session, _client
+from weft_cli.chat import INTERRUPTED, ChatSession, Model, _client
 from weft_cli.main import main
 
 END = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
@@ -224,11 +224,11 @@ class Person:
         raise line
 
 
-def converse(gateway: Gateway, model: str, *lines: str | type[BaseException]) -> tuple[int, Session]:
+def converse(gateway: Gateway, model: str, *lines: str | type[BaseException]) -> tuple[int, ChatSession]:
     person = Person(*lines)
     asked = Model(model, gateway.url)
     with _client(asked) as http:
-        session = Session(asked, http, [{"role": "system", "content": "s"}], person)
+        session = ChatSession(asked, http, [{"role": "system", "content": "s"}], person)
         code = session.run()
     assert person.lines == [], "the session ended before they were typed"
     return code, session
@@ -255,7 +255,7 @@ def test_a_line_that_is_not_utf8_does_not_end_the_session(gateway: Gateway, capf
     person = Person("\udcff", undecodable.value, "one", EOFError)
     asked = Model("echo", gateway.url)
     with _client(asked) as http:
-        assert Session(asked, http, [], person).run() == 0
+        assert ChatSession(asked, http, [], person).run() == 0
     assert [body["messages"][-1]["content"] for body in gateway.bodies] == ["one"]
     assert capfd.readouterr().err.count("is not UTF-8") == 2
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from harness.processes import started, tied
-from weft_cli.client import Controller
+from weft_cli.client import ControllerClient
 from weft_cli.main import main
 from weft_operator.local import persistence
 
@@ -239,9 +239,9 @@ def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(
     many = manifests / "many.yaml"
     many.write_text("---".join(MANY.format(number=number) for number in range(1000)))
     asked: list[str] = []
-    answer, write = Controller._answer, persistence.write_atomically  # pyright: ignore[reportPrivateUsage]
+    answer, write = ControllerClient._answer, persistence.write_atomically  # pyright: ignore[reportPrivateUsage]
 
-    def counting(self: Controller, method: str, path: str, *more: Any, **options: Any) -> Any:
+    def counting(self: ControllerClient, method: str, path: str, *more: Any, **options: Any) -> Any:
         asked.append(path)
         return answer(self, method, path, *more, **options)
 
@@ -249,7 +249,7 @@ def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(
         asked.append("objects.json")
         write(path, content)
 
-    monkeypatch.setattr(Controller, "_answer", counting)
+    monkeypatch.setattr(ControllerClient, "_answer", counting)
     monkeypatch.setattr(persistence, "write_atomically", written)
     monkeypatch.setattr(persistence, "GATHER_S", 3600.0)  # what nobody waits for is not counted
     assert len(run(capfd, "apply", "-f", str(many))[1].splitlines()) == 1000

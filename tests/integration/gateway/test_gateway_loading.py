@@ -53,7 +53,7 @@ class Loading:
     def names(self) -> list[str]:
         return [obj["metadata"]["name"] for obj in self.store.objects("LoRAAdapter")]
 
-    def _on_event(self, event: objects.Event) -> None:
+    def _on_event(self, event: objects.WatchEvent) -> None:
         if event.type == "ADDED":
             self.made.put_nowait(event.object)
         if event.type == "ADDED" and self.settles:
@@ -72,11 +72,11 @@ async def loading(parts: World, tmp_path: Path) -> AsyncIterator[Loading]:
     store = objects.ObjectStore(lambda: 0.0)
     folder = tmp_path / ("deep" * 30)  # beyond the kernel's limit for socket paths
     folder.mkdir()
-    admit = admission.Admission(store)
+    admit = admission.ObjectAdmission(store)
     for obj in (POOL, KEPT):
         store.apply(admit(obj, store.find))
     keeper = persistence.Durable(store, folder / "objects.json")
-    served = api.Api(store, keeper, admit=admit, logs={}, describe=lambda: {})
+    served = api.LocalApi(store, keeper, admit=admit, logs={}, describe=lambda: {})
     tasks = [asyncio.create_task(keeper.run()), asyncio.create_task(api.serve(served, folder / "weft.sock"))]
     (roots := tmp_path / "roots").mkdir()
     settings = parts.settings(tmp_path, objects=folder / "weft.sock", adapter_roots=[roots])
@@ -227,7 +227,7 @@ async def test_what_becomes_of_another_object_is_none_of_a_loads(
     loop, store, read, digest = asyncio.get_running_loop(), loading.store, loading.store.get, "sha256:" + "c" * 64
     others: Any = {**KEPT, "metadata": {"name": "others", "namespace": "team", "labels": {"level": "ERROR"}}}
     others["spec"] = {**KEPT["spec"], "modelName": "others"}
-    store.apply(admission.Admission(store)(others, store.find))
+    store.apply(admission.ObjectAdmission(store)(others, store.find))
     await soon(loading.made.get())
 
     def read_and_change(ref: Any) -> Any:

@@ -19,8 +19,8 @@ from weft_operator.local import (
     CHILD,
     CRASH_LOOP,
     STABLE_S,
+    ChildProcess,
     LogFile,
-    Process,
     ProcessState,
     Program,
     not_ready,
@@ -62,7 +62,7 @@ asyncio.run(main())
 class Watched:
     """A process whose states can be awaited."""
 
-    def __init__(self, process: Process, states: list[ProcessState], changed: asyncio.Event) -> None:
+    def __init__(self, process: ChildProcess, states: list[ProcessState], changed: asyncio.Event) -> None:
         self.process, self.states, self._changed = process, states, changed
 
     async def until(self, wanted: Callable[[ProcessState], bool]) -> ProcessState:
@@ -87,7 +87,7 @@ async def watched(
     probe = ("127.0.0.1", port) if port else None
     program = Program("p", (sys.executable, "-c", code, *args), probe=probe, env={"SEEN": "yes"})
     logfile = LogFile(tmp_path / "p.log")
-    process = Process(program, logfile, on_change, pauses_s=(0.01, 0.05), stop_s=stop_s)
+    process = ChildProcess(program, logfile, on_change, pauses_s=(0.01, 0.05), stop_s=stop_s)
     running = asyncio.create_task(process.run())
     try:
         yield Watched(process, states, changed)
@@ -134,7 +134,7 @@ async def test_a_program_is_asked_often_until_it_is_ready(tmp_path: Path, monkey
     monkeypatch.setattr(processes, "not_ready", answer)
     monkeypatch.setattr(asyncio, "sleep", pause)
     program = Program("p", (), probe=("127.0.0.1", 1))
-    process = Process(program, LogFile(tmp_path / "log"), lambda _: None)
+    process = ChildProcess(program, LogFile(tmp_path / "log"), lambda _: None)
     with pytest.raises(asyncio.CancelledError):
         await process._watch(program)  # pyright: ignore[reportPrivateUsage]
     assert pauses == [0.05, 0.05, 30.0, 30.0, 2.0, 30.0]
@@ -198,7 +198,7 @@ async def test_a_replaced_program_runs_its_new_command_line(tmp_path: Path) -> N
 
 async def test_cancelling_kills_at_once(tmp_path: Path) -> None:
     logfile = LogFile(tmp_path / "p.log")
-    process = Process(Program("p", (sys.executable, "-c", STUBBORN)), logfile, lambda _: None)
+    process = ChildProcess(Program("p", (sys.executable, "-c", STUBBORN)), logfile, lambda _: None)
     running = asyncio.create_task(process.run())
     with logfile.follow() as news:
         assert await soon(news.get()) == b"deaf"

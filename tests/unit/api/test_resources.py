@@ -14,7 +14,7 @@ from weft.api.manifests import ManifestError, parse_object
 from weft.api.meta import immutable_changes
 from weft.api.servingpool import Autoscaling, ServingPool
 from weft.api.template import QUANTITY_PATTERN
-from weft_operator.core import Adapter, Pool, parse
+from weft_operator.core import AdapterObject, PoolObject, parse
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -182,20 +182,20 @@ def test_a_group_and_an_adapter_are_read_with_what_holds_for_them() -> None:
         ],
     }
     found = parsed(ServingPool.model_validate(pool(**spec)))
-    assert isinstance(found, Pool)
+    assert isinstance(found, PoolObject)
     assert found.spec.autoscaling == Autoscaling(minReplicas=0, maxReplicas=3)
     images = [(group.name, group.template.get("image"), group.min, group.max) for group in found.groups]
     assert images == [("a", "runner:1", 1, None), ("b", "runner:2", 0, None), ("c", None, 0, None)]
     source = {"uri": "s3://bucket/upper", "credentialsRef": {"name": "key"}, "endpoint": "http://minio:9000"}
     upper = parsed(LoRAAdapter.model_validate(adapter(namespace="acme", source=source, tier="Host")))
-    assert isinstance(upper, Adapter)
+    assert isinstance(upper, AdapterObject)
     assert (str(upper.pool), upper.model_name) == ("acme/tiny", "acme/upper")
     read = upper.spec.source
     assert read.credentials_ref is not None
     assert (read.credentials_ref.name, read.endpoint, upper.spec.tier) == ("key", "http://minio:9000", "Host")
 
 
-def parsed(resource: ServingPool | LoRAAdapter) -> Pool | Adapter:
+def parsed(resource: ServingPool | LoRAAdapter) -> PoolObject | AdapterObject:
     """Parse a resource as the operator reads the stored object."""
     value = resource.to_dict()
     server = {"uid": "u", "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}

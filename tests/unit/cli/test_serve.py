@@ -11,8 +11,8 @@ import yaml
 from weft.api.meta import API_VERSION
 from weft_cli.errors import BadInput
 from weft_cli.objects import load_manifests
-from weft_cli.serve import Request, manifests, parse, print_manifests
-from weft_operator.local import Admission, ObjectStore
+from weft_cli.serve import ServeRequest, manifests, parse, print_manifests
+from weft_operator.local import ObjectAdmission, ObjectStore
 from weft_runner.memory_estimate import MemoryLimit
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
@@ -20,8 +20,8 @@ MODEL, ADAPTERS = QUICKSTART / "model", QUICKSTART / "adapters"
 ROOMY = MemoryLimit(1 << 36, "this machine")
 
 
-def request(model: object = MODEL, *adapters: str, folders: tuple[Path, ...] = (), **more: Any) -> Request:
-    return Request(str(model), folders, adapters, **more)
+def request(model: object = MODEL, *adapters: str, folders: tuple[Path, ...] = (), **more: Any) -> ServeRequest:
+    return ServeRequest(str(model), folders, adapters, **more)
 
 
 def pool_in(folder: Path, adapters: str = "", **spec: Any) -> Path:
@@ -32,16 +32,16 @@ def pool_in(folder: Path, adapters: str = "", **spec: Any) -> Path:
     return file
 
 
-def from_file(file: Path, *adapters: str, **more: Any) -> Request:
-    return Request(None, more.pop("folders", ()), adapters, file=file, **more)
+def from_file(file: Path, *adapters: str, **more: Any) -> ServeRequest:
+    return ServeRequest(None, more.pop("folders", ()), adapters, file=file, **more)
 
 
-def objects_of(asked: Request, memory: MemoryLimit = ROOMY, gpus: list[int] | None = None) -> list[Any]:
+def objects_of(asked: ServeRequest, memory: MemoryLimit = ROOMY, gpus: list[int] | None = None) -> list[Any]:
     """Admitted as a stack does: what is printed can be applied. `gpus`: the memory of each that computes."""
     objects = manifests(parse(asked), lambda: memory, lambda: gpus or [], gpu=gpus is not None)
     store = ObjectStore(lambda: 0.0)
     for obj in objects:
-        store.apply(Admission(store)(obj, store.find))
+        store.apply(ObjectAdmission(store)(obj, store.find))
     return objects
 
 
@@ -213,7 +213,7 @@ def test_what_is_wrong_with_a_file_is_named(
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (Request(None, (), ()), "what is to be served"),
+        (ServeRequest(None, (), ()), "what is to be served"),
         (request(file=Path("pool.yaml")), "what is to be served"),
         (request("/nowhere"), "there is no folder /nowhere"),
         (request("nonsense"), "there is no folder nonsense"),
@@ -229,6 +229,6 @@ def test_what_is_wrong_with_a_file_is_named(
         (request("/"), "can be no model's name"),
     ],
 )
-def test_what_cannot_be_served_is_named(asked: Request, why: str) -> None:
+def test_what_cannot_be_served_is_named(asked: ServeRequest, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         objects_of(asked)

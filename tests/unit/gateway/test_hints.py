@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.hints import ANY, CHATS, HINTS, IGNORED, LEFT_OUT, MESSAGES, RESPONSES, Api, Hint
+from weft_gateway.hints import ANY, CHATS, HINTS, IGNORED, LEFT_OUT, MESSAGES, RESPONSES, Hint, HintScope
 from weft_gateway.openai import ChatRequest, MessagesEndpoint, ResponsesEndpoint, parse
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "hints.md"
@@ -38,7 +38,7 @@ def changes(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "system", "content": blocks}
 
 
-PLAIN: dict[Api, dict[str, Any]] = {
+PLAIN: dict[HintScope, dict[str, Any]] = {
     CHATS: {
         "messages": [{"role": "user", "content": [PART]}],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
@@ -52,7 +52,7 @@ PLAIN: dict[Api, dict[str, Any]] = {
         "thinking": {"type": "adaptive"},
     },
 }
-PARSERS: dict[Api, Callable[[bytes], ChatRequest]] = {
+PARSERS: dict[HintScope, Callable[[bytes], ChatRequest]] = {
     CHATS: lambda body: parse(ChatRequest, body),
     RESPONSES: ResponsesEndpoint().parse,
     MESSAGES: MessagesEndpoint().parse,
@@ -92,12 +92,12 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of what is mapp
 }
 
 
-def asked(api: Api, **changes: Any) -> dict[str, Any]:
+def asked(api: HintScope, **changes: Any) -> dict[str, Any]:
     """A request of its own: what is ignored is taken out of it."""
     return orjson.loads(orjson.dumps({"model": "m"} | PLAIN[api] | changes))
 
 
-def chat_of(api: Api, request: dict[str, Any]) -> ChatRequest:
+def chat_of(api: HintScope, request: dict[str, Any]) -> ChatRequest:
     return PARSERS[api](orjson.dumps(request))
 
 
@@ -129,7 +129,7 @@ PLACES = [
 
 
 def test_what_is_ignored_changes_nothing_and_is_named_at_each_place() -> None:
-    named = set[tuple[Api, str]]()
+    named = set[tuple[HintScope, str]]()
     for api, name, place in PLACES:
         plain = chat_of(api, asked(api))
         for value, names in (({"any": [1]}, {name}), (False, set[str]())):
@@ -171,7 +171,7 @@ def test_a_tool_of_a_known_other_type_is_left_out_and_named_and_cannot_be_forced
 
 
 @pytest.mark.parametrize("api", PARSERS)
-def test_a_tool_of_an_unknown_type_is_refused_by_name(api: Api) -> None:
+def test_a_tool_of_an_unknown_type_is_refused_by_name(api: HintScope) -> None:
     request = asked(api)
     request["tools"].append({"type": "x" * 100})
     with pytest.raises(ParameterError, match=rf"^tools\[1\]\.type: expected \w+, got '{'x' * 64}'\. ") as caught:

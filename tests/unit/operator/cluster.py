@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from tests.unit.operator.planning import World, connected
 from weft.api.template import amount
-from weft_operator.core import DesiredState, Policy, Ref, State
+from weft_operator.core import ClusterState, DesiredState, OperatorPolicy, Ref
 from weft_operator.core.actions import Action, AddFinalizer, ApplyChild, DeleteChild, ScaleChild, SetPodDeletionCost
 from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, template_hash
 from weft_operator.core.drift import QUANTITIES
@@ -306,4 +306,4 @@ class ClusterWorld(World):
 
 
 def cluster_world(store: ObjectStore, contents: Any, now: float) -> ClusterWorld:
-    return connected(ClusterWorld(store, contents, now, State(DesiredState(Policy(defaults=SITE)))))
+    return connected(ClusterWorld(store, contents, now, ClusterState(DesiredState(OperatorPolicy(defaults=SITE)))))

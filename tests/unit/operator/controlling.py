@@ -20,7 +20,7 @@ from weft_operator.core import (
     EnsureRunner,
     Object,
     OperationStatus,
-    Policy,
+    OperatorPolicy,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -241,7 +241,7 @@ async def operator(
 ) -> AsyncIterator[Operator]:
     store, depot = store or ObjectStore(lambda: 1e9), depot or FakeDepot()
     registry, backend = FakeRegistry(), FakeBackend(store)
-    policy, metrics = Policy(resolve_period_s=period_s, longest_drain_s=0.0), CountingMeter()
+    policy, metrics = OperatorPolicy(resolve_period_s=period_s, longest_drain_s=0.0), CountingMeter()
     controller = Controller(backend, depot, registry, desired=DesiredState(policy), clock=clock, metrics=metrics)
     registry.controller = backend.controller = controller  # type: ignore[assignment]
     controller.load(store.objects())

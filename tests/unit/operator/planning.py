@@ -12,10 +12,11 @@ from harness.bad_manifests import manifest
 from weft.artifacts.depot_api import ResolveRequest
 from weft.domain.routes import AdapterSpec, AdapterStatus, CanaryCounts, PoolSpec, PoolStatus
 from weft_operator.core import (
+    ClusterState,
     DesiredState,
     EnsureRunner,
     OperationStatus,
-    Policy,
+    OperatorPolicy,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -25,7 +26,6 @@ from weft_operator.core import (
     RetainBlobs,
     RunnerProcess,
     SetStatus,
-    State,
     UnpublishAdapter,
     UnpublishPool,
     parse,
@@ -36,9 +36,9 @@ from weft_operator.core.actions import Action, ForgetSource, RemoveFinalizer
 from weft_operator.core.artifacts import updated
 from weft_operator.core.canary import owner_uid
 from weft_operator.core.expectations import expect, forget, restore_resolutions
-from weft_operator.core.resources import Adapter, holds
+from weft_operator.core.resources import AdapterObject, holds
 from weft_operator.core.state import Expectations, ObservedState
-from weft_operator.local import Event, ObjectStore
+from weft_operator.local import ObjectStore, WatchEvent
 
 BASE = "sha256:" + "b" * 64
 GOOD = {"rank": 8, "alpha": 16, "targetModules": ["q_proj"], "sizeBytes": 100, "dtype": "float32", "baseModel": "base"}
@@ -134,7 +134,7 @@ class World:
     store: ObjectStore
     contents: dict[str, OperationStatus] = field(default_factory=dict)  # what the depot finds at a URI
     now: float = 1_000_000.0
-    state: State = field(default_factory=State)
+    state: ClusterState = field(default_factory=ClusterState)
     routed_pools: dict[Ref, PoolSpec] = field(default_factory=dict)
     routed: dict[str, AdapterSpec] = field(default_factory=dict)  # by uid
     unserved: dict[str, AdapterSpec] = field(default_factory=dict)  # by uid: declared without a digest
@@ -161,11 +161,11 @@ class World:
         return self.state.expectations
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> OperatorPolicy:
         return self.desired.policy
 
     @policy.setter
-    def policy(self, policy: Policy) -> None:
+    def policy(self, policy: OperatorPolicy) -> None:
         self.desired.policy = policy
 
     def serve_only(self, *namespaces: str) -> None:
@@ -176,7 +176,7 @@ class World:
         self.now += 0.001
         self.store.apply(obj)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: WatchEvent) -> None:
         resource = parse(event.object)
         ref, known = resource.meta.ref, self.desired.get(resource.meta.ref)
         if known is not None and (event.type == "DELETED" or known.meta.uid != resource.meta.uid):
@@ -358,7 +358,7 @@ def check_indexes(desired: DesiredState) -> None:
     ready: dict[Ref, set[Ref]] = {}
     for resource in (*desired.pools.values(), *desired.adapters.values()):
         by_name.setdefault(resource.model_name, set()).add(resource.meta.ref)
-        if isinstance(resource, Adapter):
+        if isinstance(resource, AdapterObject):
             by_pool.setdefault(resource.pool, set()).add(resource.meta.ref)
             if resource.spec.pinned:
                 pinned.setdefault(resource.pool, set()).add(resource.meta.ref)

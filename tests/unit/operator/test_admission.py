@@ -6,14 +6,14 @@ import pytest
 
 from harness.bad_manifests import adapter, pool
 from tests.unit.operator.planning import stored
-from weft_operator.core import Pool, parse
+from weft_operator.core import PoolObject, parse
 from weft_operator.errors import Invalid
 from weft_operator.local import admit
 
 
 def test_defaults_are_written_out_so_that_the_planner_need_not_know_them() -> None:
     found = parse(stored(admit(pool(), lambda _: None)))
-    assert isinstance(found, Pool)
+    assert isinstance(found, PoolObject)
     assert (found.spec.advanced.max_adapters, found.spec.advanced.max_queue, found.spec.drain_seconds) == (
         None,
         1000,

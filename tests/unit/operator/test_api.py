@@ -14,7 +14,7 @@ import pytest
 from harness.bad_manifests import adapter
 from harness.waiting import PATIENCE_S
 from weft.files import connect_socket
-from weft_operator.local import Api, Durable, LogFile, ObjectStore, admit, open_store, serve
+from weft_operator.local import Durable, LocalApi, LogFile, ObjectStore, admit, open_store, serve
 
 ADAPTER = adapter("upper", "acme", poolRef={"name": "base"}, source={"uri": "file:upper"})
 
@@ -66,7 +66,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Served]:
     store = open_store(folder / "objects.json", lambda: 1_700_000_000.0)
     keeper = Durable(store, folder / "objects.json")
     log = LogFile(folder / "gateway.log")
-    served = Api(store, keeper, admit=admit, logs={"gateway": log}, describe=lambda: {"pid": 1})
+    served = LocalApi(store, keeper, admit=admit, logs={"gateway": log}, describe=lambda: {"pid": 1})
     path = folder / "weft.sock"
     assert len(str(path)) > 108, "as long as a socket's path may be"
     tasks = [asyncio.create_task(keeper.run()), asyncio.create_task(serve(served, path))]

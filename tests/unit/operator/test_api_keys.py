@@ -18,12 +18,12 @@ from weft_operator.core import Object, RecordEvent, Ref, SetStatus
 from weft_operator.core.actions import AddFinalizer, RemoveFinalizer
 from weft_operator.core.api_keys import (
     BadSecret,
-    DeclaredKey,
     Key,
     KeyDeclaration,
     KeyView,
     Secret,
     SecretKey,
+    SupervisorKey,
     UnreadSecret,
     Withdraw,
     key_events_for,
@@ -183,7 +183,7 @@ class World:
     async def record_event(self, action: RecordEvent) -> None:
         self.events.append(action)
 
-    async def declare(self, new: KeyDeclaration) -> DeclaredKey | None:
+    async def declare(self, new: KeyDeclaration) -> SupervisorKey | None:
         self._call()
         if self.down:
             raise SupervisorUnavailable("UNAVAILABLE")
@@ -196,7 +196,7 @@ class World:
         if not taken and not row["for good"]:
             row |= {"in force": True, "declaration": new}
         self._called()
-        return None if taken else DeclaredKey(row["id"], new, revoked=row["for good"])
+        return None if taken else SupervisorKey(row["id"], new, revoked=row["for good"])
 
     async def withdraw(self, owner: str) -> None:
         self._call()
@@ -207,12 +207,14 @@ class World:
                 row["in force"] = False
         self._called()
 
-    async def declared(self) -> list[DeclaredKey]:
+    async def declared(self) -> list[SupervisorKey]:
         if self.down:
             raise SupervisorUnavailable("UNAVAILABLE")
         kept = [row for row in self.rows.values() if row["in force"] or row["for good"]]
         return [
-            DeclaredKey(row["id"], row["declaration"], revoked=row["for good"]) for row in kept if "declaration" in row
+            SupervisorKey(row["id"], row["declaration"], revoked=row["for good"])
+            for row in kept
+            if "declaration" in row
         ]
 
 
@@ -351,7 +353,7 @@ async def test_a_call_without_an_answer_is_not_taken_for_one_that_did_nothing() 
     await loop.compare()
     declare = world.declare
 
-    async def lost(new: KeyDeclaration) -> DeclaredKey | None:
+    async def lost(new: KeyDeclaration) -> SupervisorKey | None:
         await declare(new)
         raise SupervisorUnavailable("DEADLINE_EXCEEDED")
 
@@ -375,7 +377,7 @@ async def test_a_list_that_was_on_its_way_does_not_hide_what_was_declared_meanwh
     asked, answer = asyncio.Event(), asyncio.Event()
     listed = world.declared
 
-    async def slow() -> list[DeclaredKey]:
+    async def slow() -> list[SupervisorKey]:
         found = await listed()
         asked.set()
         await answer.wait()
@@ -456,7 +458,7 @@ async def test_a_secret_that_the_api_server_refuses_is_reported_and_tried_again(
 def test_a_secret_that_cannot_be_read_withdraws_nothing() -> None:
     key = parsed(manifest(finalizers=(FINALIZER,)))
     new = KeyDeclaration("u1", "acme", "", "a" * 64, "Inference", (), 0)
-    view = KeyView(key, True, UnreadSecret("SecretForbidden", "no"), True, DeclaredKey("k1", new))
+    view = KeyView(key, True, UnreadSecret("SecretForbidden", "no"), True, SupervisorKey("k1", new))
     step = next_step(view, NOW)
     assert isinstance(step, SetStatus)
     assert step.status["conditions"][0]["reason"] == "SecretForbidden"
@@ -482,7 +484,11 @@ def test_without_a_supervisor_only_a_registered_specs_status_stays(generation: i
 
 def test_orphans_are_owners_without_an_object() -> None:
     new = KeyDeclaration("u1", "acme", "", "a" * 64, "Inference", (), 0)
-    there = [DeclaredKey("k1", new), DeclaredKey("k2", replace(new, owner="u2")), DeclaredKey("k3", new, revoked=True)]
+    there = [
+        SupervisorKey("k1", new),
+        SupervisorKey("k2", replace(new, owner="u2")),
+        SupervisorKey("k3", new, revoked=True),
+    ]
     assert orphans(there, {"u1"}) == ["u2"]
 
 

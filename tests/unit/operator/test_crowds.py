@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, check_indexes, pool_object, stored
-from weft_operator.core import DesiredState, State, acceptance
+from weft_operator.core import ClusterState, DesiredState, acceptance
 from weft_operator.core.acceptance import pool_view, reject_adapter
-from weft_operator.core.resources import Adapter, parse_adapter, parse_pool
+from weft_operator.core.resources import AdapterObject, parse_adapter, parse_pool
 from weft_operator.core.scaling import Bounds
 from weft_operator.core.validation import validate
 
 MANY = 400
 
 
-def crowd(**spec: Any) -> list[Adapter]:
+def crowd(**spec: Any) -> list[AdapterObject]:
     return [parse_adapter(stored(adapter_object(f"a{number}", **spec))) for number in range(MANY)]
 
 
@@ -63,7 +63,7 @@ def test_adapters_that_wait_for_a_pool_concern_nobody_but_themselves(spec: dict[
     check_indexes(desired)
 
 
-def ready(adapter: Adapter, *, status: str = "True") -> Adapter:
+def ready(adapter: AdapterObject, *, status: str = "True") -> AdapterObject:
     return replace(adapter, status={"conditions": [{"type": "Ready", "status": status}]})
 
 
@@ -74,7 +74,7 @@ def test_a_pool_counts_its_crowd_without_looking_at_it(monkeypatch: pytest.Monke
         desired.add(ready(adapter) if number % 4 else adapter)
     check_indexes(desired)
     monkeypatch.setattr(desired, "adapters_of", None)
-    view = pool_view(pool, State(desired), Bounds(1, 1, 1), 1, 0.0)
+    view = pool_view(pool, ClusterState(desired), Bounds(1, 1, 1), 1, 0.0)
     assert (view.adapters_total, view.adapters_ready) == (MANY, MANY * 3 // 4)
 
 

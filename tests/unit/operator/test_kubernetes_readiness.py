@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from harness.certificates import Authority, mount
 from harness.ports import free_ports
 from harness.waiting import PATIENCE_S, eventually, soon
-from weft_operator.kubernetes import Api, Metrics, Settings, manager
+from weft_operator.kubernetes import KubeApi, Metrics, Settings, manager
 
 HOST = "127.0.0.1"
 NEEDED = ["--namespace=weft-system", "--pool-namespaces=ml"]
@@ -130,14 +130,14 @@ async def running(
     cluster: Cluster, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch, *flags: str
 ) -> AsyncGenerator[Asked]:
     """A replica that ends as it should."""
-    monkeypatch.setattr(manager, "Watches", partial(PlayedWatches, cluster))
+    monkeypatch.setattr(manager, "KubernetesWatches", partial(PlayedWatches, cluster))
     monkeypatch.setattr(manager, "LeaseApi", partial(PlayedLease, cluster))
     monkeypatch.setattr(manager, "DRAIN_S", 0.0)
     defaults, stop = folder / "runner-defaults.yaml", asyncio.Event()
     defaults.write_text(json.dumps({"image": "i", "supervisor": f"{HOST}:1", "depot": "d"}))
     away = [f"--scheduler={HOST}:1", f"--depot=http://{HOST}:1"]
     settings = Settings.parse([*NEEDED, *away, f"--runner-defaults={defaults}", f"--probes={HOST}:{port}", *flags])
-    work = asyncio.create_task(manager.Manager(settings, cast("Api", cluster), None, stop).run())
+    work = asyncio.create_task(manager.Manager(settings, cast("KubeApi", cluster), None, stop).run())
     try:
         yield Asked(port)
     finally:

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.operator.planning import BASE, pool_object, stored
 from weft.api.servingpool import Advanced
 from weft.domain.routes import PoolSpec
-from weft_operator.core import EnsureRunner, Pool
+from weft_operator.core import EnsureRunner, PoolObject
 from weft_operator.core.pod_template import make_pod_template
 from weft_operator.core.registration import ADVANCED
 from weft_operator.core.resources import parse_pool
@@ -17,7 +17,7 @@ from weft_operator.core.runner_config import make_runner_config
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import group_of
 from weft_operator.core.state import RunnerConfig
-from weft_operator.local import Machine, runner_program
+from weft_operator.local import LocalMachine, runner_program
 from weft_runner.settings import parse_settings
 
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
@@ -29,7 +29,7 @@ def pool_of(
     groups: Sequence[dict[str, Any]] = (),
     spec: dict[str, Any] | None = None,
     **advanced: int | None,
-) -> Pool:
+) -> PoolObject:
     """A pool with these words in its advanced block, as a server holds it."""
     manifest = stored(pool_object(runnerGroups=groups, advanced=advanced))
     manifest["spec"]["parallelism"] |= parallelism or {}
@@ -99,7 +99,7 @@ def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has
     wanted = make_runner_config(pool_of(spec={"memory": memory}, kvPages=pages), BASE)
     pod = settings_of(wanted)
     assert (pod.kv_pages, pod.kv_memory_fraction) == in_a_pod
-    machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
+    machine = LocalMachine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
     program = runner_program(EnsureRunner(wanted.pool, 0, wanted), machine, (1, 2, 3))
     own = parse_settings(list(program.argv[program.argv.index("--name") :]))
     assert (own.kv_pages, own.kv_memory_fraction) == on_this_machine
@@ -117,7 +117,7 @@ CACHES: list[tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any],
 ]  # fmt: skip
 
 
-def template_of(pool: Pool, **defaults: Any) -> dict[str, Any]:
+def template_of(pool: PoolObject, **defaults: Any) -> dict[str, Any]:
     return make_pod_template(
         pool.groups[0], make_runner_config(pool, BASE), RunnerDefaults("image", "s:1", "http://d:2", **defaults),
         labels={}, account="runners", drain_s=30.0,
@@ -141,7 +141,7 @@ def test_a_pool_says_where_its_runners_keep_blobs(
     assert mounts.get("model-cache") == (None if volume is None else str(settings.model_cache))
     assert settings.blobs == (Path("/var/lib/weft/blobs") if volume is None else settings.model_cache)
     wanted = make_runner_config(pool, BASE)
-    machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
+    machine = LocalMachine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
     argv = runner_program(EnsureRunner(wanted.pool, 0, wanted), machine, (1, 2, 3)).argv
     own = parse_settings(list(argv[argv.index("--name") :]))
     assert own.model_cache == (None if on_this_machine is None else Path(on_this_machine))

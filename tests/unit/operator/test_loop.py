@@ -11,8 +11,8 @@ from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeDepot, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, pool_object, pool_ref, verified
 from weft.artifacts.depot_api import ResolveRequest
-from weft_operator.controller import Resolver, loop, resolver
-from weft_operator.core import DesiredState, Policy, Ref, State
+from weft_operator.controller import SourceResolver, loop, resolver
+from weft_operator.core import ClusterState, DesiredState, OperatorPolicy, Ref
 from weft_operator.core.artifacts import Resolution
 from weft_operator.local import ObjectStore
 
@@ -55,12 +55,12 @@ async def test_the_depot_gets_the_list_to_keep_when_something_has_drained(monkey
 async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "PAUSE_S", 0.2)
     depot, now = FakeDepot(), time.time()
-    state = State(DesiredState(Policy(longest_drain_s=0.0)))
+    state = ClusterState(DesiredState(OperatorPolicy(longest_drain_s=0.0)))
     retention = state.expectations.retention
     retention.last_sent = frozenset()
     for number in range(200):
         retention.left(digest("a") + str(number), now, number / 1000)
-    keeping, lists = asyncio.create_task(Resolver(depot, state, clock=time.time, mark=lambda _: None).run_gc()), 0
+    keeping, lists = asyncio.create_task(SourceResolver(depot, state, clock=time.time, mark=lambda _: None).run_gc()), 0
     try:
         async with asyncio.timeout(PATIENCE_S):
             while retention.kept_until:
@@ -144,11 +144,11 @@ async def test_everything_is_planned_again_a_few_at_a_time(monkeypatch: pytest.M
 
 async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_end_the_questions() -> None:
     """The object's resolution stays until its deletion has been planned."""
-    depot, state = FakeDepot(), State(DesiredState(Policy(resolve_period_s=0.01)))
+    depot, state = FakeDepot(), ClusterState(DesiredState(OperatorPolicy(resolve_period_s=0.01)))
     request = ResolveRequest("adapter", "file:a", "acme")
     state.observed.resolutions["uid"] = Resolution(request, replace(verified("a"), watch="a"))
     depot.edited = {"a"}
-    watching = asyncio.create_task(Resolver(depot, state, clock=time.time, mark=lambda _: None).watch())
+    watching = asyncio.create_task(SourceResolver(depot, state, clock=time.time, mark=lambda _: None).watch())
     try:
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(3):

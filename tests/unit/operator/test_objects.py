@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, check_store, pool_object
-from weft_operator.errors import Conflict, Expired, NotFound, StaleWrite
-from weft_operator.local import HISTORY, Event, ObjectStore
+from weft_operator.errors import Expired, LocalConflict, LocalNotFound, StaleWrite
+from weft_operator.local import HISTORY, ObjectStore, WatchEvent
 
 
 def new_store() -> ObjectStore:
@@ -76,13 +76,13 @@ def test_a_manifest_may_insist_on_a_version(store: ObjectStore) -> None:
     _, obj = store.apply(adapter_object("upper"))
     wish = adapter_object("upper", pinned=True)
     wish["metadata"]["resourceVersion"] = "1"
-    with pytest.raises(Conflict, match="read it again"):
+    with pytest.raises(LocalConflict, match="read it again"):
         store.apply(wish)
     wish["metadata"]["resourceVersion"] = obj["metadata"]["resourceVersion"]
     assert store.apply(wish)[0] == "configured"
     gone = adapter_object("lower")
     gone["metadata"]["uid"] = "1"
-    with pytest.raises(Conflict, match="does not exist"):
+    with pytest.raises(LocalConflict, match="does not exist"):
         store.apply(gone)
 
 
@@ -94,11 +94,11 @@ def test_a_finalizer_holds_a_deleted_object_until_it_is_taken_off(store: ObjectS
     assert marked["metadata"]["generation"] == 2
     assert "deletionTimestamp" in marked["metadata"]
     assert store.delete(adapter_ref("upper")) == marked
-    with pytest.raises(Conflict, match="being deleted"):
+    with pytest.raises(LocalConflict, match="being deleted"):
         store.apply(wish)
     meta = marked["metadata"]
     store.remove_finalizer(adapter_ref("upper"), meta["uid"], meta["resourceVersion"], "f")
-    with pytest.raises(NotFound):
+    with pytest.raises(LocalNotFound):
         store.get(adapter_ref("upper"))
 
 
@@ -152,11 +152,11 @@ class Model(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.store = new_store()
-        self.events: list[Event] = []
+        self.events: list[WatchEvent] = []
         self.cache: dict[str, Any] = {}
         self.store.listen(self.heard)
 
-    def heard(self, event: Event) -> None:
+    def heard(self, event: WatchEvent) -> None:
         self.events.append(event)
         name = event.object["metadata"]["name"]
         if event.type == "DELETED":
@@ -172,7 +172,7 @@ class Model(RuleBasedStateMachine):
             wish["metadata"]["finalizers"] = ["f"]
         try:
             self.store.apply(wish)
-        except Conflict:
+        except LocalConflict:
             assert "deletionTimestamp" in self.cache[name]["metadata"]
 
     @precondition(lambda self: self.cache)
@@ -208,5 +208,5 @@ TestModel = Model.TestCase
 TestModel.settings = settings(stateful_step_count=25)
 
 
-async def _next(watch: Any) -> Event:
+async def _next(watch: Any) -> WatchEvent:
     return await anext(watch)

@@ -24,7 +24,15 @@ from tests.unit.operator.planning import (
 from weft.domain.adapter import Tier
 from weft.domain.request import NO_DEFAULTS, SamplingDefaults
 from weft.domain.routes import AdapterStatus, PoolStatus, RoleCounts, SloAttainment
-from weft_operator.core import EnsureRunner, OperationStatus, Policy, RemoveRunner, Resolve, RunnerProcess, requeue_at
+from weft_operator.core import (
+    EnsureRunner,
+    OperationStatus,
+    OperatorPolicy,
+    RemoveRunner,
+    Resolve,
+    RunnerProcess,
+    requeue_at,
+)
 from weft_operator.core.actions import Action
 from weft_operator.core.artifacts import source_changed
 from weft_operator.core.chat_templates import template_uid
@@ -306,7 +314,7 @@ def test_many_objects_are_asked_and_written_rarely(world: World, count: int, per
 
 
 def test_a_failing_source_is_never_asked_for_more_often_than_a_good_one(world: World) -> None:
-    world.policy = Policy(resolves_per_s=0.1)
+    world.policy = OperatorPolicy(resolves_per_s=0.1)
     for number in range(3):
         world.contents[f"file:a{number}"] = failed("NotFinite")
     many(world, 4)

@@ -18,7 +18,7 @@ from tests.unit.operator.planning import (
     verified,
     world_of,
 )
-from weft_operator.core import OperationStatus, Policy
+from weft_operator.core import OperationStatus, OperatorPolicy
 from weft_operator.local import ObjectStore
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -151,7 +151,7 @@ def test_bad_objects_never_disturb_others(bad: list[tuple[str, OperationStatus, 
 @given(st.integers(1, 40), st.integers(0, 40), st.sampled_from([1.0, 3.0, 10.0]), st.floats(0.1, 5.0))
 def test_at_rest_no_more_is_asked_than_policy_allows(good_ones: int, bad_ones: int, most: float, step_s: float) -> None:
     world = new_world()
-    world.policy = Policy(resolve_period_s=2.0, resolves_per_s=most)
+    world.policy = OperatorPolicy(resolve_period_s=2.0, resolves_per_s=most)
     world.contents = {"file:base": fetched_base()} | {f"file:a{i}": verified("a") for i in range(good_ones)}
     world.apply(pool_object())
     for number in range(good_ones + bad_ones):

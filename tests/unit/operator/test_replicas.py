@@ -16,7 +16,7 @@ from weft_operator.core.resources import FINALIZER
 from weft_operator.core.scale_in import SEEN_S
 from weft_operator.core.scaling import ANSWER_S
 from weft_operator.core.state import APPLY_RETRY_S, Expectations, ForeignObject, ObjectKey, ObservedState, Pod
-from weft_operator.errors import NotFound
+from weft_operator.errors import LocalNotFound
 
 PHASES = ("Prompt", "Token")
 UNIFIED = {"mode": "Unified"}
@@ -469,7 +469,7 @@ def test_an_adapter_has_its_finalizer_before_it_is_published(cluster: ClusterWor
     assert cluster.store.get(adapter_ref("upper"))["metadata"]["finalizers"] == [FINALIZER]
     started(cluster, adapter_object("missing"))
     cluster.remove(adapter_ref("missing"))
-    with pytest.raises(NotFound):  # a finalizer of what was never served keeps nothing
+    with pytest.raises(LocalNotFound):  # a finalizer of what was never served keeps nothing
         cluster.store.get(adapter_ref("missing"))
 
 

@@ -5,7 +5,7 @@ from math import nextafter
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft_operator.core import RetainBlobs, State
+from weft_operator.core import ClusterState, RetainBlobs
 from weft_operator.core.artifacts import Retention
 from weft_operator.core.reconcile import longest_drain_s, plan_retention
 
@@ -35,7 +35,7 @@ def test_nothing_is_due_while_nothing_drains() -> None:
 
 
 def test_the_first_list_is_sent_at_the_moment_that_is_named_for_it() -> None:
-    state = State()
+    state = ClusterState()
     ledger = state.expectations.retention
     ledger.started_at = 1000.0
     due = ledger.due_at(longest_drain_s(state.desired))

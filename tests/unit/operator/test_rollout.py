@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref, stored
-from weft_operator.core import Policy, RunnerProcess, SetStatus, requeue_at
+from weft_operator.core import OperatorPolicy, RunnerProcess, SetStatus, requeue_at
 from weft_operator.core.children import GROUP_LABEL, template_hash
 from weft_operator.core.resources import parse_pool
 from weft_operator.core.rollout import RETRY_S, is_replacing
@@ -102,7 +102,7 @@ def test_no_more_runners_are_missing_than_were_and_the_bound_allows(
     before = wanted - ready(world)
     edits = 0
     if outside:
-        world.policy = Policy(defaults=NEXT)
+        world.policy = OperatorPolicy(defaults=NEXT)
     else:
         world.apply(pool_object(rollout=bounds, advanced=NEW, **spec))
     for become_ready, edited in steps:
@@ -241,7 +241,7 @@ def test_no_runner_at_all_waits_for_nothing(cluster: ClusterWorld) -> None:
 def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_stops_it(cluster: ClusterWorld, pods: int) -> None:
     grid = {"tensor": pods, "pipeline": 1, "podsPerRunner": pods}
     started(cluster, "one", "two", "three", replicas=2, parallelism=grid)
-    cluster.policy = Policy(defaults=NEXT, resolve_period_s=60.0)
+    cluster.policy = OperatorPolicy(defaults=NEXT, resolve_period_s=60.0)
     cluster.cluster.pods_become_ready = False
     for _ in range(6):
         cluster.step()
@@ -267,7 +267,7 @@ def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_stops_it(cl
 def test_no_more_pools_are_replaced_at_a_time_than_the_platform_allows(cluster: ClusterWorld, at_a_time: int) -> None:
     names = ("a", "b", "c", "d")
     started(cluster, *names, replicas=2)
-    cluster.policy = Policy(defaults=replace(NEXT, pools_at_a_time=at_a_time))
+    cluster.policy = OperatorPolicy(defaults=replace(NEXT, pools_at_a_time=at_a_time))
     most = 0
     for _ in range(60):
         cluster.step()
@@ -284,7 +284,7 @@ def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version(clust
     for name in broken:
         cluster.cluster.pods[name] = replace(cluster.cluster.pods[name], ready=False)
     cluster.answers()
-    cluster.policy = Policy(defaults=NEXT, resolve_period_s=60.0)
+    cluster.policy = OperatorPolicy(defaults=NEXT, resolve_period_s=60.0)
     for _ in range(20):
         for name, pod in cluster.cluster.pods.items():
             cluster.cluster.pods[name] = replace(pod, ready=pod.pool != pool_ref("broken"))
@@ -313,7 +313,7 @@ def test_runners_with_a_folder_that_the_site_does_not_list_stay_and_none_is_made
     cluster.apply(pool_object("before", replicas=2, modelCache=cache))  # admitted while the site listed it
     cluster.at_rest()
     names = {name for name, pod in cluster.cluster.pods.items() if pod.pool == pool_ref("before")}
-    cluster.policy = Policy(defaults=NEXT, resolve_period_s=60.0, shared_folders=site)
+    cluster.policy = OperatorPolicy(defaults=NEXT, resolve_period_s=60.0, shared_folders=site)
     cluster.contents["file:new"] = fetched_base()
     cluster.apply(pool_object("before", replicas=3, modelCache=cache))
     cluster.apply(pool_object("new", modelCache=cache))
@@ -342,14 +342,14 @@ def test_a_rollout_that_begins_says_that_no_runner_is_of_the_new_template(cluste
 
 def test_before_the_first_pool_has_begun_the_others_wait_for_it_by_name(cluster: ClusterWorld) -> None:
     started(cluster, "one", "two", replicas=2)
-    cluster.policy = Policy(defaults=NEXT)
+    cluster.policy = OperatorPolicy(defaults=NEXT)
     said = [str(action) for action in cluster.plan() if isinstance(action, SetStatus) and action.ref == pool_ref("two")]
     assert ["waits for ServingPool default/one," in status for status in said] == [True]
 
 
 def test_a_new_pool_of_runners_of_several_pods_keeps_no_other_from_a_new_version(cluster: ClusterWorld) -> None:
     started(cluster, "base", replicas=2)
-    cluster.policy = Policy(defaults=NEXT)
+    cluster.policy = OperatorPolicy(defaults=NEXT)
     cluster.apply(pool_object("new", parallelism={"tensor": 2, "pipeline": 1, "podsPerRunner": 2}))
     assert any(NEXT.image in str(action) for action in cluster.plan()), "the new one has not even a status"
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.operator.cluster import SITE, ClusterWorld
 from tests.unit.operator.planning import pool_object, pool_ref
 from weft.domain.routes import PhaseCounts, PoolStatus
-from weft_operator.core import Policy
+from weft_operator.core import OperatorPolicy
 from weft_operator.core.actions import DeleteChild
 from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_LABEL
 from weft_operator.core.state import APPLY_RETRY_S, ObjectKey, Pod, runner_pods
@@ -22,7 +22,7 @@ SCALING = {"idleSeconds": 60}
 @pytest.fixture
 def pool(cluster: ClusterWorld) -> ClusterWorld:
     """Two runners of four pods, in a site with network policies."""
-    cluster.policy = Policy(defaults=replace(SITE, network_policies=True))
+    cluster.policy = OperatorPolicy(defaults=replace(SITE, network_policies=True))
     cluster.apply(pool_object(replicas=2, parallelism=GRID))
     cluster.at_rest()
     return cluster

@@ -14,7 +14,7 @@ from weft.domain.routes import PhaseCounts, PoolStatus
 from weft_operator.core.resources import Group, parse_pool
 from weft_operator.core.scaling import (
     Bounds,
-    Runner,
+    ScaledRunner,
     counted_together,
     counts_apart,
     deletion_costs,
@@ -37,7 +37,7 @@ GROUPS = st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 8)), m
 GENERATION = 7
 BOUNDS = st.tuples(COUNTS, COUNTS).map(lambda pair: Bounds(min(pair), max(pair), GENERATION))
 RUNNERS = st.lists(st.booleans(), max_size=12).map(
-    lambda ready: [Runner(f"r{number}", ready) for number, ready in enumerate(ready)]
+    lambda ready: [ScaledRunner(f"r{number}", ready) for number, ready in enumerate(ready)]
 )
 
 
@@ -139,7 +139,7 @@ def test_targets_are_within_bounds_and_the_schedulers(bounds: Bounds, present: i
 
 @given(RUNNERS, COUNTS, BOUNDS, st.permutations([f"r{number}" for number in range(14)]), COUNTS, st.booleans())
 def test_who_goes(
-    present: list[Runner], wanted: int, bounds: Bounds, names: list[str], count: int, waited: bool
+    present: list[ScaledRunner], wanted: int, bounds: Bounds, names: list[str], count: int, waited: bool
 ) -> None:
     report = PoolStatus(len(present), wanted, tuple(names[:count]), GENERATION)
     going = select_victims(present, wanted, report, bounds, waited=waited)
@@ -158,7 +158,7 @@ def test_who_goes(
 
 
 @given(RUNNERS, COUNTS, BOUNDS)
-def test_nobody_goes_before_an_answer_or_its_time(present: list[Runner], wanted: int, bounds: Bounds) -> None:
+def test_nobody_goes_before_an_answer_or_its_time(present: list[ScaledRunner], wanted: int, bounds: Bounds) -> None:
     other = PoolStatus(1, 1, tuple(runner.name for runner in present), GENERATION - 1)
     for report in (None, other):
         going = select_victims(present, wanted, report, bounds, waited=False)
@@ -184,7 +184,7 @@ def test_groups_grow_only_as_far_as_others_left(wanted: dict[str, int], present:
 
 
 @given(RUNNERS)
-def test_marks_grow_in_the_order_of_going_and_are_all_below_an_unmarked_one(going: list[Runner]) -> None:
+def test_marks_grow_in_the_order_of_going_and_are_all_below_an_unmarked_one(going: list[ScaledRunner]) -> None:
     costs = deletion_costs(going)
     assert list(costs) == [runner.name for runner in going]
     assert list(costs.values()) == sorted(set(costs.values()))
@@ -229,13 +229,15 @@ def test_numbers_of_phases_that_are_of_another_spec_or_sum_move_no_runner(genera
 def test_a_ready_runner_goes_unnamed_for_a_written_number(fixed: bool, apart: bool, answered: bool, goes: bool) -> None:
     bounds = Bounds(1 if fixed else 0, 1, GENERATION)
     report = PoolStatus(2, 1, (), GENERATION) if answered else None
-    going = select_victims([Runner("r0", True), Runner("r1", True)], 1, report, bounds, waited=True, is_separate=apart)
-    assert going == ([Runner("r1", True)] if goes else [])
+    going = select_victims(
+        [ScaledRunner("r0", True), ScaledRunner("r1", True)], 1, report, bounds, waited=True, is_separate=apart
+    )
+    assert going == ([ScaledRunner("r1", True)] if goes else [])
 
 
 @pytest.mark.parametrize(("unready", "victims"), [("r0", ()), ("r1", ()), ("r2", ()), ("", ("r1",)), ("", ("r2",))])
 def test_nobody_goes_twice(unready: str, victims: tuple[str, ...]) -> None:
-    present = [Runner(name, name != unready) for name in ("r0", "r1", "r2")]
+    present = [ScaledRunner(name, name != unready) for name in ("r0", "r1", "r2")]
     going = select_victims(present, 0, PoolStatus(3, 0, victims, GENERATION), Bounds(0, 0, GENERATION), waited=True)
     assert going is not None
     assert sorted(going, key=lambda runner: runner.name) == present

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from harness.bad_manifests import Manifest
 from harness.conflicting_manifests import PASSING, REFUSED, Wish, base, lora, slots
 from tests.unit.operator.planning import pool_object
-from weft_operator.core import DesiredState, Object, Policy, parse
+from weft_operator.core import DesiredState, Object, OperatorPolicy, parse
 from weft_operator.core.acceptance import reject_adapter, reject_pool
 from weft_operator.core.state import SharedFolders
 from weft_operator.core.validation import Review, pinned_max, validate
 from weft_operator.errors import Invalid
-from weft_operator.local import Admission, ObjectStore, admit, ref_of
+from weft_operator.local import ObjectAdmission, ObjectStore, admit, ref_of
 
 
 def clock() -> Iterator[float]:
@@ -63,7 +63,7 @@ def test_the_local_api_refuses_the_same(row: Wish) -> None:
     store = world(*row.there)
     version = store.version
     with pytest.raises(Invalid) as caught:
-        Admission(store)(row.wish, store.find)
+        ObjectAdmission(store)(row.wish, store.find)
     (cause,) = caught.value.causes
     assert cause.field == row.field
     assert f"{row.reason}: " in cause.message
@@ -81,7 +81,7 @@ def test_what_breaks_nobody_passes(row: Wish) -> None:
 
 def test_the_local_admission_follows_the_store() -> None:
     store = world(base(**slots(2)))
-    admission = Admission(store)
+    admission = ObjectAdmission(store)
     store.apply(admission(lora("a", pinned=True), store.find))
     with pytest.raises(Invalid, match="NoSlots"):
         admission(lora("b", pinned=True), store.find)
@@ -121,7 +121,7 @@ def test_a_split_pool_of_fewer_runners_than_its_phases_want_is_warned_of(replica
 
 def test_a_pool_of_a_namespace_that_is_not_served_is_reported_and_takes_no_name() -> None:
     store = world(base())
-    desired = DesiredState(Policy(pool_namespaces=frozenset({"elsewhere"})))
+    desired = DesiredState(OperatorPolicy(pool_namespaces=frozenset({"elsewhere"})))
     for obj in store.objects():
         desired.put(parse(obj))
     wish = admit(base() | {"metadata": {"name": "second", "namespace": "tenant"}}, store.find)
@@ -151,7 +151,7 @@ FOLDERS = SharedFolders(frozenset({"/srv/weft"}), frozenset({"default/cache"}))
 def test_a_folder_that_the_site_does_not_list_is_refused_unless_the_pool_has_it_already(
     cache: Any, before: Any, refused: str
 ) -> None:
-    desired, store = DesiredState(Policy(shared_folders=FOLDERS)), world()
+    desired, store = DesiredState(OperatorPolicy(shared_folders=FOLDERS)), world()
     old = admit(pool_object(modelCache=before), store.find) if before else None
     review = validate(admit(pool_object(replicas=2, modelCache=cache), store.find), old, desired)
     assert [(found.reason, found.field) for found in review.objections] == [
@@ -198,7 +198,7 @@ WISHES = st.one_of(
 def test_who_is_admitted_one_after_the_other_keeps_the_laws(steps: list[Manifest | str]) -> None:
     """Whatever is applied and deleted: names are unique among the accepted, and no pool is pinned full."""
     store = world(base())
-    admission = Admission(store)
+    admission = ObjectAdmission(store)
     for step in steps:
         if isinstance(step, str):
             if store.find(ref_of(lora(step))):

@@ -4,8 +4,8 @@ from copy import deepcopy
 from typing import Any
 
 from tests.unit.operator.planning import World, adapter_object, adapter_ref, pool_object, pool_ref, stored, verified
-from weft_operator.core import DesiredState, Pool, RemoveRunner, parse
-from weft_operator.core.resources import Adapter, Malformed
+from weft_operator.core import DesiredState, PoolObject, RemoveRunner, parse
+from weft_operator.core.resources import AdapterObject, Malformed
 
 
 def stored_pool(world: World) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def test_fields_that_an_older_definition_did_not_have_get_their_defaults(world: 
         del older["spec"][name]
     del older["spec"]["advanced"]["consolidation"]
     pool = parse(older)
-    assert isinstance(pool, Pool)
+    assert isinstance(pool, PoolObject)
     found = pool.spec
     assert (found.parallelism.tensor, found.phases.mode, found.drain_seconds) == (1, "Unified", 300)
     assert found.advanced.consolidation == "never"
@@ -28,10 +28,10 @@ def test_fields_that_an_older_definition_did_not_have_get_their_defaults(world: 
 def test_fields_that_only_a_newer_definition_has_are_passed_over(world: World) -> None:
     newer = stored_pool(world)
     newer["spec"]["phases"]["speculation"] = {"mode": "Eager"}
-    assert isinstance(parse(newer), Pool)
+    assert isinstance(parse(newer), PoolObject)
     adapter = stored(adapter_object("upper"))
     adapter["spec"]["source"]["mirror"] = adapter["spec"]["mirrored"] = True
-    assert isinstance(parse(adapter), Adapter)
+    assert isinstance(parse(adapter), AdapterObject)
 
 
 def unreadable(world: World) -> None:

@@ -14,7 +14,7 @@ from random import SystemRandom
 from types import TracebackType
 from typing import Any, Self
 
-from weft_cli.client import Controller
+from weft_cli.client import ControllerClient
 from weft_cli.errors import CommandError
 from weft_operator.local.sockets import PortSource
 from weft_stage.errors import StackFailed
@@ -68,9 +68,9 @@ class Stack:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def controller(self) -> Controller:
+    def controller(self) -> ControllerClient:
         """What `weft get` asks, without a process for each question."""
-        return Controller(self.data_dir)
+        return ControllerClient(self.data_dir)
 
     def __enter__(self) -> Self:
         self.data_dir.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weft_operator.local import backend, stack
-from weft_operator.local.processes import Process, Program
+from weft_operator.local.processes import ChildProcess, Program
 from weft_operator.local.stack import DepotClient
 from weft_stage.runner_up import main
 from weft_trouble import fault_host
@@ -45,14 +45,16 @@ def linked(program: Program, proxies: dict[str, str]) -> Program:
     return replace(program, argv=tuple(argv), env={**program.env, **proxy, **shim})
 
 
-def _through_links(proxies: dict[str, str], make: Callable[..., Process], program: Program, *rest: Any) -> Process:
+def _through_links(
+    proxies: dict[str, str], make: Callable[..., ChildProcess], program: Program, *rest: Any
+) -> ChildProcess:
     return make(linked(program, proxies), *rest)
 
 
 if __name__ == "__main__":
     given: dict[str, str] = json.loads(os.environ[VARIABLE])
-    process = functools.partial(_through_links, given, Process)
-    stack.Process = process  # pyright: ignore[reportAttributeAccessIssue]
-    backend.Process = process  # pyright: ignore[reportAttributeAccessIssue]
+    process = functools.partial(_through_links, given, ChildProcess)
+    stack.ChildProcess = process  # pyright: ignore[reportAttributeAccessIssue]
+    backend.ChildProcess = process  # pyright: ignore[reportAttributeAccessIssue]
     stack.DepotClient = lambda url: DepotClient(f"http://{depot_of(CONTROLLER, url)}")  # pyright: ignore
     sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,7 @@ from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, End
 from weft_gateway.errors import ApiError, ParameterError
 from weft_gateway.forms.answer_reader import AnswerReader
-from weft_gateway.hints import Api
+from weft_gateway.hints import HintScope
 from weft_gateway.openai.call import AnswerEncoder, Call
 from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_FLOAT32, MAX_INT32, Stops, Whole
@@ -68,7 +68,7 @@ _BLOCKS: dict[str, dict[str, Any]] = {
 class CountRequest(Strict):
     """`POST /v1/messages/count_tokens`."""
 
-    api: ClassVar[Api | None] = Api.MESSAGES
+    api: ClassVar[HintScope | None] = HintScope.MESSAGES
 
     model: str = Field(min_length=1, max_length=512)
     messages: list[Any] = Field(min_length=1, max_length=MAX_MESSAGES, description="of user, assistant and system")
@@ -136,7 +136,7 @@ class MessagesChat(ChatRequest):
     """The chat that a request of `POST /v1/messages` asks for."""
 
     prompt_name: ClassVar[str] = "messages"
-    api: ClassVar[Api | None] = Api.ANY  # the hints are taken out of the request
+    api: ClassVar[HintScope | None] = HintScope.ANY  # the hints are taken out of the request
     asked_as = OWN_NAMES
 
 

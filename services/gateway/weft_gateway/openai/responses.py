@@ -23,7 +23,7 @@ from weft.telemetry.logs import kv
 from weft_gateway import exact_json
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import ApiError, BadRequest, InsufficientStorage, NotFound, ParameterError, TooLarge, TooLate
-from weft_gateway.hints import Api
+from weft_gateway.hints import HintScope
 from weft_gateway.openai.call import Call
 from weft_gateway.openai.chat import ChatEndpoint
 from weft_gateway.openai.fields import MAX_FLOAT32, MAX_INT32, Bounded, Metadata, Whole
@@ -80,7 +80,7 @@ INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # the second: there is non
 class ResponsesRequest(Strict):
     """`POST /v1/responses`."""
 
-    api: ClassVar[Api | None] = Api.RESPONSES
+    api: ClassVar[HintScope | None] = HintScope.RESPONSES
 
     model: str = Field(min_length=1, max_length=512)
     input: Annotated[str | list[Any], Bounded] = Field(
@@ -141,7 +141,7 @@ class ResponsesChat(ChatRequest):
     """The chat that a request of `POST /v1/responses` asks for, and what its answer repeats of the request."""
 
     prompt_name: ClassVar[str] = "input"
-    api: ClassVar[Api | None] = Api.ANY  # the hints are taken out of the request
+    api: ClassVar[HintScope | None] = HintScope.ANY  # the hints are taken out of the request
     asked_as = OWN_NAMES
     _params: ResponsesRequest = PrivateAttr()
     _new_items: list[Any] = PrivateAttr(default_factory=list[Any])

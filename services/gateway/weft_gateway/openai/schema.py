@@ -38,7 +38,7 @@ from weft.domain.strict_json import MAX_CONTAINERS, too_many_containers
 from weft_gateway import exact_json
 from weft_gateway.core.answer_text import MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
-from weft_gateway.hints import Api, take_hints
+from weft_gateway.hints import HintScope, take_hints
 from weft_gateway.openai.fields import (
     MAX_BIAS,
     MAX_BIASES,
@@ -139,7 +139,7 @@ class Strict(BaseModel):
     """An object of known names, typed strictly."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    api: ClassVar[Api | None] = Api.ANY  # whose hints it may have; None: it has none
+    api: ClassVar[HintScope | None] = HintScope.ANY  # whose hints it may have; None: it has none
     asked_as: ClassVar[Mapping[str, str]] = MappingProxyType({})  # by name here: what clients of its API call it
 
     @property
@@ -515,7 +515,7 @@ def _arguments(value: Any) -> dict[str, Any] | str:
 class ChatPrompt(Strict):
     """What a chat template gets."""
 
-    api: ClassVar[Api | None] = Api.CHATS
+    api: ClassVar[HintScope | None] = HintScope.CHATS
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool = Field(True, description="the prompt ends where an answer of the assistant begins")
