@@ -1,1 +1,1 @@
-"""Weft's gateway: the OpenAI API in front of the cluster. It alone holds what was emitted to a client."""
+"""Weft's gateway: the OpenAI API in front of the cluster. Only the gateway holds the tokens emitted to a client."""

@@ -1,24 +1,24 @@
-"""The errors of the API, split by what the caller can do.
+"""The errors of the API, split by the caller's remedy.
 
     ApiError                  any answer in OpenAI's error shape
     |- BadRequest      400    correct the request (ParameterError: this parameter; BodyTimeout 408: send it at once)
     |- Unauthorized    401    send a valid key
     |- PermissionDenied 403   use a key of another scope
-    |- ModelNotFound   404    ask for a model that is there for this key
-    |- NotFound        404    ask for a file or batch that is there for this key
+    |- ModelNotFound   404    ask for a model available to this key
+    |- NotFound        404    ask for a file or batch available to this key
     |- TooLate        409    too late: the batch has ended
     |- TooLarge        413    send less
-    |- UnsupportedMediaType 415 declare the body as what it is
+    |- UnsupportedMediaType 415 declare the body's media type
     |- Overloaded      429    try again after `retry_after_ms`
     |- LimitReached    429    try again after `retry_after_ms` (a limit of the key or its namespace)
     |- QuotaSpent      429    wait for the next day, or ask for a higher quota
-    |- ServiceUnavailable 503    try again: something is missing that is expected back
+    |- ServiceUnavailable 503    try again: a missing part is expected back
     |- QuotaReached    429    delete files, or wait for batches to end
-    |- InsufficientStorage 507 try again once there is room on the disk that the code names
-    |- NotConfigured   501    configure what this installation lacks
+    |- InsufficientStorage 507 try again after making room on the disk named by the code
+    |- NotConfigured   501    configure the missing part of the installation
     `- Internal        500    report a bug
 
-The core names what fails by a `Failure`; `from_failure` translates it, here and nowhere else.
+The core names a fault by a `Failure`. Only `from_failure` translates it.
 """
 
 import math
@@ -41,7 +41,7 @@ _ANTHROPIC: Mapping[int, str] = {
 
 
 class ApiError(Exception):
-    """An HTTP status with OpenAI's `{"error": {message, type, param, code}}`."""
+    """An HTTP error with OpenAI's body `{"error": {message, type, param, code}}`."""
 
     status, kind, code, retry = 500, SERVER, "internal_error", False
 
@@ -59,17 +59,17 @@ class ApiError(Exception):
         self.code, self.status = code or self.code, status or self.status
 
     def body(self) -> bytes:
-        """The JSON that clients parse, before or after the first byte."""
+        """Return the JSON for clients, before or after the first byte."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
     def anthropic_body(self) -> bytes:
-        """The same in Anthropic's form."""
+        """Return the error as JSON in Anthropic's form."""
         kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         return orjson.dumps({"type": "error", "error": {"type": kind, "message": self.message}})
 
     def headers(self) -> dict[str, str]:
-        """Content type and what the official client's retry logic reads."""
+        """Return the content type and the headers for the official client's retry logic."""
         headers = {"content-type": "application/json", "x-should-retry": "true" if self.retry else "false"}
         if self.retry_after_ms:
             headers["retry-after"] = str(math.ceil(self.retry_after_ms / 1000))
@@ -78,19 +78,19 @@ class ApiError(Exception):
 
 
 class BadRequest(ApiError):
-    """The request has to be corrected."""
+    """A faulty request, for the client to correct."""
 
     status, kind, code = 400, INVALID, "invalid_request"
 
 
 class ParameterError(BadRequest):
-    """One parameter is wrong; `param` names it."""
+    """A wrong parameter of a request; `param` names it."""
 
     code = "invalid_parameter"
 
 
 class BodyTimeout(BadRequest):
-    """The body did not arrive in time. The connection ends: reading the rest of the body would serve nothing."""
+    """A late body. The connection ends: reading the rest of the body would serve no purpose."""
 
     status, code = 408, "timeout"
 
@@ -99,7 +99,7 @@ class BodyTimeout(BadRequest):
 
 
 class Unauthorized(ApiError):
-    """No key, or one that is not known."""
+    """A request without a key, or with an unknown key."""
 
     status, kind, code = 401, "authentication_error", "invalid_api_key"
 
@@ -108,64 +108,64 @@ class Unauthorized(ApiError):
 
 
 class PermissionDenied(ApiError):
-    """The key is valid, and its scope does not have what is asked for."""
+    """A valid key with a scope too small for the request."""
 
     status, kind, code = 403, INVALID, "missing_scope"
 
 
 class ModelNotFound(ApiError):
-    """This caller has no such model. The answer for another tenant's model is exactly the same."""
+    """A model missing for this caller. Another tenant's model gives exactly the same answer."""
 
     status, kind, code = 404, INVALID, "model_not_found"
 
     def __init__(self, model: str, message: str = "") -> None:
-        """`message`: what else is wrong than that this caller has no such model."""
+        """`message`: the fault, unless the model is missing."""
         missing = (
             f"The model {model[:256]!r} does not exist or is not available to this key; "
-            "GET /v1/models lists those that are."
+            "GET /v1/models lists the available models."
         )
         super().__init__(message or missing, param="model")
 
 
 class NotFound(ApiError):
-    """This caller has no such file or batch. The answer for another tenant's is exactly the same."""
+    """A file or batch missing for this caller. Another tenant's file gives exactly the same answer."""
 
     status, kind, code = 404, INVALID, "not_found"
 
 
 class TooLate(ApiError):
-    """What is asked for is in a state that forbids it."""
+    """A request forbidden by the state of its object."""
 
     status, kind, code = 409, INVALID, "conflict"
 
 
 class TooLarge(ApiError):
-    """The body is beyond its bound."""
+    """A body larger than its bound."""
 
     status, kind, code = 413, INVALID, "request_too_large"
 
 
 class UnsupportedMediaType(ApiError):
-    """The body is not declared as what the endpoint takes."""
+    """A body declared as a media type unknown to the endpoint."""
 
     status, kind, code = 415, INVALID, "unsupported_media_type"
 
 
 class ClientDisconnected(BadRequest):
-    """Nobody waits for the answer any more."""
+    """A request without a client to wait for its answer."""
 
     def __init__(self) -> None:
         super().__init__("The client went away.", code="client_gone", status=499)
 
 
 class Overloaded(ApiError):
-    """A bound of this system is reached; retry later."""
+    """A reached bound of this system; retry later."""
 
     status, kind, code, retry = 429, RATE_LIMIT, "rate_limit_exceeded", True
 
 
 class LimitReached(ApiError):
-    """A limit of the key or its namespace. `metric`: OpenAI's type of the error, "requests" or "tokens"."""
+    """A reached limit of the key or its namespace. `metric`: OpenAI's type of the error, "requests" or "tokens"."""
 
     status, code, retry = 429, "rate_limit_exceeded", True
 
@@ -178,37 +178,37 @@ class LimitReached(ApiError):
 
 
 class QuotaSpent(ApiError):
-    """The namespace's tokens of the day are used up. Another try today changes nothing."""
+    """The spent daily tokens of a namespace. A retry today changes nothing."""
 
     status, kind, code = 429, "insufficient_quota", "insufficient_quota"
 
 
 class ServiceUnavailable(ApiError):
-    """Something that is expected back is missing."""
+    """A missing part of the system, expected back soon."""
 
     status, kind, code, retry = 503, SERVER, "unavailable", True
 
 
 class QuotaReached(ApiError):
-    """A tenant's quota of the Batch API. Another try changes nothing."""
+    """A tenant's reached quota of the Batch API. A retry changes nothing."""
 
     status, kind, code = 429, RATE_LIMIT, "quota_exceeded"
 
 
 class InsufficientStorage(ApiError):
-    """A disk of this installation has no room for what the request has to write; `code` says which."""
+    """A full disk of this installation; `code` names the disk."""
 
     status, kind, code = 507, SERVER, "storage_full"
 
 
 class NotConfigured(ApiError):
-    """This installation lacks what the request needs."""
+    """A part of the API not configured in this installation."""
 
     status, code = 501, "not_configured"
 
 
 class Internal(ApiError):
-    """A bug of ours."""
+    """A bug of Weft, to be reported."""
 
 
 _STATUS: Mapping[str, type[ApiError]] = {
@@ -226,7 +226,7 @@ _STATUS_CODE = {"model_not_found": 404}
 
 
 def from_failure(failure: Failure) -> ApiError:
-    """The HTTP error of a named failure; what is not in the table is a 503."""
+    """Return the HTTP error of a named failure; 503 for failures outside the table."""
     kind = _STATUS.get(failure.code, ServiceUnavailable)
     return kind(
         failure.message, code=failure.code, status=_STATUS_CODE.get(failure.code), retry_after_ms=failure.retry_after_ms

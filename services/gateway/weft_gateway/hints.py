@@ -1,9 +1,8 @@
-"""Hints that clients send to every server: what each API makes of them. Pure.
+"""Hints that clients send to every server, and their treatment by each API. Pure.
 
-A hint changes how a server works, and no answer's meaning. The table says for each one whether it is applied, mapped
-to a parameter of chats, or ignored. What is ignored is taken out of a request before the request is checked, so the
-checks of requests stay strict, and the answer's header `weft-ignored` names it. `docs/reference/hints.md` shows the
-table.
+A hint changes how a server works, not an answer's meaning. The table says of each hint whether it is applied, mapped to
+a parameter of chats, or ignored. Ignored hints are removed before a request is checked, so the checks of requests stay
+strict. The answer's header `weft-ignored` names them. `docs/reference/hints.md` shows the table.
 """
 
 import re
@@ -14,11 +13,11 @@ from typing import Any, NamedTuple
 from weft_gateway.errors import ParameterError
 
 HEADER = "weft-ignored"
-MAX_KIND_CHARS = 64  # of a tool's type that an error names
+MAX_KIND_CHARS = 64  # characters of a tool's type in an error
 
 
 class HintScope(StrEnum):
-    """What a request belongs to."""
+    """The API of a request."""
 
     ANY = "any"
     CHATS = "chats"
@@ -27,7 +26,7 @@ class HintScope(StrEnum):
 
 
 class Treatment(StrEnum):
-    """What becomes of a hint."""
+    """The treatment of a hint."""
 
     APPLIED = "applied"
     MAPPED = "mapped"
@@ -40,7 +39,7 @@ APPLIED, MAPPED, IGNORED, LEFT_OUT = Treatment
 
 
 class Hint(NamedTuple):
-    """One row. `places`: paths where it may stand, `[]` for the items of a list; none: its name is its path."""
+    """A row of the table. `places`: the hint's paths, `[]` for the items of a list; empty: its name is its path."""
 
     apis: tuple[HintScope, ...]
     name: str
@@ -162,12 +161,12 @@ HINTS = (
         for kind in "bash text_editor memory computer computer_toolset browser_toolset".split()
     ),
 )
-_FUNCTION = {CHATS: "function", RESPONSES: "function", MESSAGES: "custom"}  # the type of the tools that are served
+_FUNCTION = {CHATS: "function", RESPONSES: "function", MESSAGES: "custom"}  # the type of served tools
 _VERSION = re.compile(r"_(?:[0-9]{8}|[0-9]{4}_[0-9]{2}_[0-9]{2})\Z", re.ASCII)  # of a tool's type
 
 
 def _places(api: HintScope) -> Mapping[tuple[str, ...], Mapping[str, str]]:
-    """Return the hints that an API ignores: the path of an object, the name there, the name in the table."""
+    """Return an API's ignored hints: the path of an object, the name there, the name in the table."""
     places = dict[tuple[str, ...], dict[str, str]]()
     for hint in HINTS:
         if hint.treatment is IGNORED and not {api, ANY}.isdisjoint(hint.apis):
@@ -190,11 +189,11 @@ def ignored_header(names: Collection[str]) -> dict[str, str]:
     return {HEADER: ", ".join(sorted(names))} if names else {}
 
 
-def take_hints(api: HintScope, value: dict[str, Any], known: Collection[str]) -> frozenset[str]:
-    """Take out of a request what its API ignores, and return the names of what asked for something.
+def take_hints(api: HintScope, value: dict[str, Any], served: Collection[str]) -> frozenset[str]:
+    """Remove a request's ignored hints, and return the names of the hints with an effect elsewhere.
 
-    `known`: the parameters that are served. Raises ParameterError for a tool of an unknown type, and for a
-    `tool_choice` of a tool that is left out.
+    `served`: the served parameters. Raises ParameterError for a tool of an unknown type, and for a `tool_choice` of a
+    removed tool.
     """
     names = set[str]()
     for path, places in () if _FIRST_NAMES[api].isdisjoint(value) else _IGNORED[api].items():
@@ -202,7 +201,7 @@ def take_hints(api: HintScope, value: dict[str, Any], known: Collection[str]) ->
             continue
         for part in _objects(value, path):
             for last in places.keys() & part.keys():
-                if (path or last not in known) and part.pop(last):
+                if (path or last not in served) and part.pop(last):
                     names.add(places[last])
     return frozenset(names | (_leave_out_tools(api, value) if api in _FUNCTION else set()))
 
@@ -219,9 +218,9 @@ def _objects(value: dict[str, Any], path: tuple[str, ...]) -> Iterator[dict[str,
 
 
 def _leave_out_tools(api: HintScope, value: dict[str, Any]) -> set[str]:
-    """Take out the tools of known other types, and return their names in the table. Raises ParameterError."""
+    """Remove the tools of known unserved types, and return their names in the table. Raises ParameterError."""
     served, left_out = _FUNCTION[api], _LEFT_OUT[api]
-    tools: list[Any] = given if isinstance(given := value.get("tools"), list) else []
+    tools: list[Any] = entries if isinstance(entries := value.get("tools"), list) else []
     names, called, retained = set[str](), set[str](), list[Any]()
     for index, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -240,7 +239,7 @@ def _leave_out_tools(api: HintScope, value: dict[str, Any]) -> set[str]:
         case {**choice}:
             name = left_out.get(_VERSION.sub("", str(choice.get("type"))))
             if name or not called.isdisjoint(_names(choice)):
-                text = f"tool_choice: expected a {served} tool, got {name or 'a tool that is left out'}. Send auto."
+                text = f"tool_choice: expected a {served} tool, got {name or 'a removed tool'}. Send auto."
                 raise ParameterError(text, param="tool_choice", code="unsupported_value")
         case _:
             pass
@@ -248,7 +247,7 @@ def _leave_out_tools(api: HintScope, value: dict[str, Any]) -> set[str]:
 
 
 def _names(tool: dict[str, Any]) -> Iterator[str]:
-    """Yield the names that a tool, or a choice of one, is called by."""
+    """Yield the names of a tool or of a choice of a tool."""
     holders: list[Any] = [tool, tool.get("function"), tool.get("custom")]
     for holder in holders:
         match holder:

@@ -29,25 +29,26 @@ from weft_gateway.shell.bounded_http import BoundedHttp, ConnectionBound
 from weft_gateway.shell.early_refusals import EarlyRefusals
 from weft_gateway.shell.status import metrics_of
 
-CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
-# After SIGTERM: for connections that send no further request. Clients keep idle ones for 4 to 15 s, mostly.
+CLOSE_SECONDS = 5  # for slow readers of an answer's last bytes
+# After SIGTERM: for connections without a further request. Clients mostly keep idle connections for 4 to 15 s.
 IDLE_SECONDS = 10.0
-# After SIGINT, which is a person's Ctrl-C: for running answers to finish, and for their clients to read.
+# After SIGINT (a person's Ctrl-C): for running answers to finish, and for their clients to read.
 INTERRUPTED_DRAIN_SECONDS, INTERRUPTED_CLOSE_SECONDS = 0.5, 1
-# Beyond it another gives way (`core.connection_places`), or there is a 503. Eight times the requests at once (2,000):
-# most connections of clients are idle.
+# Beyond the limit a connection gives way (`core.connection_places`), or the answer is 503. Eight times the requests at
+# once (2,000): most connections of clients are idle.
 MAX_CONNECTIONS = 16_384
-# For the event loop to get the interpreter from a thread. uvloop takes it for every callback, so beside a thread that
-# parses bodies a turn of the loop with a hundred of them would take half a second with Python's own 5 ms.
+# For the event loop to get the interpreter from a thread. uvloop takes it for every callback. With Python's default of
+# 5 ms, a turn with a hundred callbacks would take half a second while a thread parses bodies.
 SWITCH_SECONDS = 0.0005
-OWN_DESCRIPTORS = 512  # that are left for files, peers and sessions to runners
+OWN_DESCRIPTORS = 512  # reserve for files, peers and sessions to runners
 PROBE_SECONDS = 10.0  # for the event loop to answer a probe's thread
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. 0: drained; 1: failed; 2: wrong settings, a port or a data directory in use."""
+    """Run until SIGTERM or SIGINT. Return 0: drained; 1: failed; 2: wrong settings, a port or a data directory in
+    use."""
     settings = GatewaySettings.parse(argv)
     logs.configure("gateway", level=settings.log_level, fmt=settings.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -70,7 +71,7 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
         log.warning("fewer connections than there may be", extra=kv(limit=bound.limit, why="the limit of open files"))
     server = _Server(server_config(state, bound))
     gc.collect()
-    gc.freeze()  # of 75,000 objects of modules and schemas none ever goes: to visit them takes the collector 40 ms
+    gc.freeze()  # the 75,000 objects of modules and schemas stay; visiting them takes the collector 40 ms
     async with contextlib.AsyncExitStack() as parts:
         if settings.probes:
             await parts.enter_async_context(probing(settings.probes, state))
@@ -90,7 +91,7 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
             server.config.timeout_graceful_shutdown = INTERRUPTED_CLOSE_SECONDS
         elif not failed:
             drain_seconds -= await server.end_connections(state, drain_seconds / 2)
-        await state.manager.drain(drain_seconds)  # behind an open port: late requests get an answer
+        await state.manager.drain(drain_seconds)  # with an open port: late requests get an answer
         server.should_exit = True
         await http
         for task in failed:
@@ -102,9 +103,9 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
 
 @contextlib.asynccontextmanager
 async def probing(listen: str, state: AppState) -> AsyncGenerator[Probes]:
-    """Answer probes at `listen` for the length of the block: no crowd of clients keeps the kubelet out.
+    """Answer probes at `listen` during the block: a crowd of clients cannot block the kubelet.
 
-    Readiness and metrics are read on the event loop, which changes them. Raises AddressInUse.
+    Readiness and metrics are read on the event loop, because it changes them. Raises AddressInUse.
     """
     loop = asyncio.get_running_loop()
 
@@ -131,10 +132,11 @@ async def probing(listen: str, state: AppState) -> AsyncGenerator[Probes]:
 
 class _Server(QuietServer):
     async def end_connections(self, state: AppState, limit_s: float) -> float:
-        """Answer what clients send on open connections, asking each to leave, until none is open; the seconds taken.
+        """Answer requests on open connections, and ask each client to leave, until no connection is open. Return the
+        seconds taken.
 
-        A balancer sends nothing to this gateway any more, or will stop in a moment; a client that holds a connection
-        cannot know that. Its next answer has `Connection: close`.
+        A balancer sends this gateway no request any more, or will stop in a moment. A client with a connection cannot
+        know this. Its next answer has `Connection: close`.
         """
         loop = asyncio.get_running_loop()
         began, connections = loop.time(), cast("set[BoundedHttp]", self.server_state.connections)
@@ -162,7 +164,7 @@ def server_config(state: AppState, bound: ConnectionBound) -> uvicorn.Config:
         log_config=None,
         server_header=False,
         date_header=False,
-        proxy_headers=False,  # nobody asks who the client is
+        proxy_headers=False,  # the client's address is not used
         timeout_keep_alive=state.settings.keep_alive_seconds,
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )

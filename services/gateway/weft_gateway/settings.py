@@ -25,7 +25,7 @@ from weft.settings import (
 
 def _batch(value: str) -> str:
     if value:
-        split_address(value)  # ValueError with the form that is expected
+        split_address(value)  # ValueError with the expected form
     return value
 
 
@@ -37,8 +37,8 @@ class GatewaySettings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="WEFT_GATEWAY__", cli_prog_name="weft_gateway")
 
-    http: Address = Field(GATEWAY, description="where clients connect, HOST:PORT; port 0 picks a free one")
-    probes: Address | None = probes_field(None, unset="; unset: they are on --http alone")
+    http: Address = Field(GATEWAY, description="address for clients, HOST:PORT; port 0 picks a free port")
+    probes: Address | None = probes_field(None, unset="; unset: they are on --http only")
     scheduler: Address = peer_field(SCHEDULER, "scheduler")
     predictor: Address = peer_field(PREDICTOR, "predictor")
     depot: Url = depot_field()
@@ -46,29 +46,29 @@ class GatewaySettings(ProcessSettings):
         "", description="the batch service's gRPC address; unset: /v1/files and /v1/batches answer 501"
     )
     store_responses: CliImplicitFlag[bool] = Field(
-        True, description="keep responses of /v1/responses, prompts and answers in clear, where there is --batch"
+        True, description="keep responses of /v1/responses, prompts and answers in clear, if --batch is set"
     )
     prefix_sharing: CliImplicitFlag[bool] = Field(
-        True, description="with --no-auth, reuse prompts among all callers, who can tell by the time that it saves"
+        True, description="with --no-auth, reuse prompts among all callers; the time saved reveals a reuse to them"
     )
     objects: Path | None = Field(
         None, description="the socket of `weft up`'s controller; unset: /v1/load_lora_adapter answers 501"
     )
     adapter_roots: list[Path] = Field(
-        [], description="folders below which lora_path of /v1/load_lora_adapter may name one of this machine"
+        [], description="folders of this machine; lora_path of /v1/load_lora_adapter may name folders below them"
     )
-    data_dir: Path = data_dir_field("gateway", "of this process alone; tokenizers are cached there")
+    data_dir: Path = data_dir_field("gateway", "for this process only; tokenizers are cached there")
     auth: CliImplicitFlag[bool] = Field(
-        True, description="ask for an API key; models and metrics show each namespace only its own"
+        True, description="require an API key; each namespace sees only its models and metrics"
     )
     oidc_issuer: str = Field(
         "", description="also take JSON Web Tokens of this OpenID Connect issuer (its URL, as tokens name it)"
     )
-    oidc_audience: str = Field("", description="that tokens have to name; needed with --oidc-issuer")
+    oidc_audience: str = Field("", description="the audience required in tokens; needed with --oidc-issuer")
     oidc_namespace_claim: str = Field(
         "kubernetes.io/namespace", description="the claim with the caller's namespace; / parts a path"
     )
-    oidc_jwks_url: str = Field("", description="of the issuer's keys; unset: as its discovery document says")
+    oidc_jwks_url: str = Field("", description="URL of the issuer's keys; unset: from its discovery document")
     oidc_ca: Path | None = Field(None, description="certificates (PEM) to trust the issuer by; unset: the system's")
     hold_seconds: float = Field(300.0, ge=0.1, le=3600, description="how long a request waits for a runner, in all")
     drain_seconds: float = Field(
@@ -84,7 +84,7 @@ class GatewaySettings(ProcessSettings):
     max_in_flight: int = Field(2000, ge=1, le=10_000, description="requests at once; beyond it 429 with Retry-After")
     max_body_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="of a request's body; beyond it 413")
     cors_origins: list[str] = Field(
-        [], description="origins whose pages may call the API, as https://app.example.com; '*': any page"
+        [], description="origins of pages allowed to call the API, as https://app.example.com; '*': any page"
     )
     allowed_hosts: HostNames = allowed_hosts_field("with --no-auth")
     predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
@@ -92,7 +92,7 @@ class GatewaySettings(ProcessSettings):
     @model_validator(mode="after")
     def _has_audience(self) -> Self:
         if self.oidc_issuer and not self.oidc_audience:
-            raise ValueError("--oidc-issuer needs --oidc-audience: a token for another service is none for this one")
+            raise ValueError("--oidc-issuer needs --oidc-audience: tokens for further services are refused by it")
         return self
 
     @field_validator("depot")

@@ -1,9 +1,9 @@
-"""What a request may hold beside the parameters that are served (a tolerant reader: Fowler, 2011).
+"""The parameters accepted in a request besides the served parameters (a tolerant reader: Fowler, 2011).
 
-Accepted without effect is `null`, and of the names that other servers have what asks for what happens anyway: the
-values of `NEUTRAL`, and false, 0 and what is empty of those in `OFF`. `hints` has taken out before what is ignored. Any
-other parameter would change the meaning of the request if it were ignored, so it is refused by name, with
-an advice, whatever its value: false, too, asks for something where the default is true.
+`null` is accepted without effect. So are parameters of further servers asking for the default behaviour: the values
+of `NEUTRAL`, and false, 0 and empty values of the names in `OFF`. `hints` has already removed the ignored hints. Any
+further parameter would change the meaning of the request if it were ignored. So it is refused by name, with advice, at
+any value: even false asks for a change if the default is true.
 """
 
 from collections.abc import Collection, Mapping
@@ -57,7 +57,7 @@ _PARAMETERS = {
     "answers are not searched for on the web: leave it out": "web_search_options",
     "it is the older form of tools: send tools and tool_choice": "functions function_call",
     "answers are not stored: leave it out": "store",
-    "there is one: leave it out": "service_tier speed inference_geo",
+    "there is a single tier: leave it out": "service_tier speed inference_geo",
     "there are none: leave it out": "access_programs",
     "Weft runs no tools: leave it out": "container mcp_servers",
     "responses are answered while the caller waits; POST /v1/batches runs requests later": (
@@ -85,7 +85,7 @@ _PARAMETERS = {
     "vectors have length 1 here: leave it out": "use_activation",
     "files stay until they are deleted": "expires_after output_expires_after",
     "lora_name names the adapter": "lora_int_id",
-    "text is generated after a prompt, never between two: put what follows into the prompt": "suffix",
+    "text is generated after a prompt, never inside it: put all text into the prompt": "suffix",
     "it belongs to POST /v1/chat/completions": (
         "messages enable_thinking chat_template_kwargs reasoning_effort include_reasoning prediction"
     ),
@@ -93,14 +93,14 @@ _PARAMETERS = {
     "it belongs to POST /v1/completions; a chat has n": "best_of",
     "it is called max_tokens": "max_completion_tokens max_new_tokens n_predict",
     "completions call it logprobs, a number": "top_logprobs",
-    "the model's own chat template is used; chat_template_kwargs sets its variables": "chat_template",
+    "the model's chat template is used; chat_template_kwargs sets its variables": "chat_template",
     "enable_thinking and chat_template_kwargs set the chat template's variables": ("thinking think thinking_budget"),
     "reasoning_effort, enable_thinking and chat_template_kwargs set the chat template's variables": "reasoning",
     "answers are sampled: leave it out": "use_beam_search length_penalty early_stopping",
     "temperature 0 is greedy": "do_sample",
     "answers are texts; return_token_ids has the tokens, too": "detokenize",
-    "reasoning is reasoning_content, beside the content": "separate_reasoning stream_reasoning",
-    "prompts are reused inside one cache_salt: send one of your own": "cache_prompt extra_key",
+    "reasoning is reasoning_content, next to the content": "separate_reasoning stream_reasoning",
+    "prompts are reused inside a cache_salt: send your cache_salt": "cache_prompt extra_key",
     "return_token_ids has them": "return_prompt_token_ids",
     "POST /tokenize has the tokens of a chat's prompt": "return_prompt_text return_token_offsets",
     "the sampled and the likeliest tokens are reported: logprobs, or top_logprobs, asks for them": "logprob_token_ids",
@@ -119,7 +119,7 @@ _ADVICE = {
 
 
 def tolerated(value: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The parameters that have an effect, or that have to be refused; `names`: those that are served."""
+    """Return the parameters with an effect, or to be refused; `names`: the served parameters."""
     return {name: item for name, item in value.items() if item is not None and not _ineffective(name, item, names)}
 
 
@@ -130,12 +130,12 @@ def _ineffective(name: str, item: Any, names: Collection[str]) -> bool:
 
 
 def unknown_of(value: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """The first name of an object inside a request that nobody knows, cut; null counts as absent."""
+    """Return the first unknown name of an object inside a request, shortened; null counts as absent."""
     return next((name[:64] for name, item in value.items() if item is not None and name not in names), None)
 
 
 def check_names(subject: str, value: Mapping[str, Any], names: Collection[str]) -> None:
-    """Check that an object inside a request has known names alone. Raises ParameterError."""
+    """Check that all names of an object inside a request are known. Raises ParameterError."""
     if unknown := unknown_of(value, names):
         rule = f"; {', '.join(names)} {'is' if len(names) == 1 else 'are'}." if names else ": leave it out."
         text = f"{subject}.{unknown} is not supported{rule}"
@@ -143,5 +143,5 @@ def check_names(subject: str, value: Mapping[str, Any], names: Collection[str]) 
 
 
 def advice(parameter: str) -> str:
-    """What to do about a parameter that is not served; "" for an unknown one."""
+    """Return the remedy for an unserved parameter; "" for an unknown parameter."""
     return _ADVICE.get(parameter, "")

@@ -1,4 +1,4 @@
-"""The model's file: one .npz of plain arrays (nothing is ever unpickled), replaced atomically."""
+"""The model's file: an .npz of plain arrays (nothing is ever unpickled), replaced atomically."""
 
 import asyncio
 import io
@@ -19,7 +19,7 @@ from weft_predictor.errors import CorruptModel
 from weft_predictor.server import PredictorServer
 
 M = TypeVar("M")
-# What numpy, zipfile and a model's own reading raise for bytes that are none.
+# The exceptions of numpy, zipfile and the readers of models for damaged bytes.
 UNREADABLE = (
     ValueError, LookupError, TypeError, EOFError, ArithmeticError, RuntimeError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def save(path: Path, arrays: Arrays) -> None:
-    """Write `arrays` to `path`, whole. A crash leaves the old file or the new one."""
+    """Write `arrays` to `path`. A crash leaves the old or the new file, complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
@@ -59,7 +59,7 @@ class Checkpointer:
         self._closed = False
 
     async def run(self) -> None:
-        """Save until closed; what is unsaved then is saved last."""
+        """Save until closed; the last save follows the closing."""
         while not self._closed:
             await self._server.learned_some.wait()
             try:
@@ -70,7 +70,7 @@ class Checkpointer:
             except TimeoutError:
                 self._server.learned_some.clear()
             await self.save()
-        await self.save()  # the outcomes that were learned during the last save
+        await self.save()  # saves outcomes learned during the previous save
 
     def close(self) -> None:
         """Let `run` save and return."""

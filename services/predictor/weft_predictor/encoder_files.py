@@ -1,8 +1,8 @@
 """An encoder as Hugging Face stores it: a folder with config.json, model.safetensors and tokenizer.json.
 
-Everything is read with bounds; there is no pickle and no code in a folder. `weft_bucket_tokens` in config.json has the
-upper edge of each class; a folder without it has S3's ten equal buckets. Beside these files, calibration.npz has what
-training learned of the read-out; a folder without it answers with a wide margin at first, and learns from outcomes.
+Everything is read with bounds; a folder contains no pickle and no code. `weft_bucket_tokens` in config.json has the
+upper edge of each class; a folder without it has S3's ten equal buckets. calibration.npz holds the learned read-out.
+Without it the model answers with a wide margin at first, and learns from outcomes.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ from weft_predictor.errors import CorruptModel
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 CALIBRATION = "calibration.npz"
 BUCKETS_KEY = "weft_bucket_tokens"
-MAX_CONTEXT_TOKENS = 2_048  # S3's buckets are tenths of it where a folder does not say
+MAX_CONTEXT_TOKENS = 2_048  # S3's buckets are tenths of it unless a folder sets them
 MAX_PROMPT_TOKENS = 128  # a prompt is cut there: the bound of its cost (99 % of Alpaca's have at most 80)
 MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, MAX_WEIGHT_BYTES = 1 << 20, 32 << 20, 2 << 30
-# What config.json calls a number, of each architecture, and the most it may be.
+# The names of the numbers in config.json by architecture, and their largest values.
 FIELDS: dict[str, dict[str, tuple[str, int]]] = {
     "distilbert": {"layers": ("n_layers", 48), "heads": ("n_heads", 64), "dim": ("dim", 4_096)}
     | {"hidden": ("hidden_dim", 16_384)},
@@ -55,7 +55,7 @@ class EncoderFiles:
 
     @property
     def name(self) -> str:
-        """The name that tells this encoder from every other one."""
+        """Return a name unique to this encoder's files."""
         return f"encoder-{sha256(self.config + self.tokenizer + sha256(self.weights).digest()).hexdigest()[:8]}"
 
 
@@ -69,14 +69,14 @@ def read_files(folder: Path) -> EncoderFiles:
 
 
 def write_files(folder: Path, files: EncoderFiles) -> None:
-    """Write each file whole. A folder half replaced by a crash has another calibration's name, and is refused."""
+    """Write each file atomically. A folder half replaced by a crash has another calibration's name, and is refused."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in ((CONFIG, files.config), (TOKENIZER, files.tokenizer), (WEIGHTS, files.weights)):
         write_atomically(folder / name, data)
 
 
 def encoder_of(files: EncoderFiles) -> EncoderClasses:
-    """Make the network, ready to classify. Raises CorruptModel: which file, and what is wrong with it."""
+    """Make the network, ready to classify. Raises CorruptModel with the file and its fault."""
     shape, weights = parse(files)
     return EncoderClasses(Encoder(shape, weights), tokenize_with(files.tokenizer, shape), files.name)
 
@@ -122,7 +122,7 @@ def read_shape(config: JsonObject) -> EncoderShape:
         raise CorruptModel(f"{numbers['dim']} channels cannot be shared by {numbers['heads']} heads")
     edges: Any = config.get(BUCKETS_KEY, list(tenths(MAX_CONTEXT_TOKENS)))
     if not isinstance(edges, list) or not all(map(is_int, cast("list[object]", edges))):
-        raise CorruptModel(f"{BUCKETS_KEY} is no list of integers")
+        raise CorruptModel(f"{BUCKETS_KEY} is not a list of integers")
     if len(edges) != 10 or not all(0 < a < b < 1 << 24 for a, b in pairwise(edges)):  # pyright: ignore[reportUnknownArgumentType]
         raise CorruptModel(f"{BUCKETS_KEY} is not 10 rising numbers of tokens")
     vocab, positions = number("vocab_size", 1 << 20), number("max_position_embeddings", 1 << 14)
@@ -142,7 +142,9 @@ def tokenize_with(raw: bytes, shape: EncoderShape) -> Callable[[str], Sequence[i
     except Exception as error:
         raise CorruptModel(f"{TOKENIZER}: {error}") from error
     if (size := tokenizer.get_vocab_size()) > shape.vocab or not tokenizer.encode("").ids:
-        raise CorruptModel(f"{TOKENIZER}: {size} tokens where the network has {shape.vocab}, or none around a text")
+        raise CorruptModel(
+            f"{TOKENIZER}: {size} tokens for a network with {shape.vocab}, or no special tokens around a text"
+        )
     return lambda text: tokenizer.encode(text).ids
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong in the predictor.
+"""The errors of the predictor.
 
 PredictorError
 ├── CorruptModel   the saved model is damaged: set aside, start cold
@@ -12,11 +12,11 @@ class PredictorError(Exception):
 
 
 class CorruptModel(PredictorError):
-    """A saved model that cannot be read."""
+    """A saved model with unreadable or damaged content."""
 
 
 class OtherLayout(CorruptModel):
-    """A saved model of another version: whole, but not for this one."""
+    """An undamaged saved model with the layout of another version."""
 
     def __init__(self, layout: int, known_layout: int) -> None:
         super().__init__(f"layout {layout}, this version reads {known_layout}")
@@ -24,4 +24,4 @@ class OtherLayout(CorruptModel):
 
 
 class BadData(PredictorError):
-    """Training data that cannot be used; the message has what is missing and where."""
+    """Unusable training data. The message says which part is missing and its place."""

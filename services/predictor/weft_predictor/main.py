@@ -28,16 +28,17 @@ from weft_predictor.server import PredictorServer
 from weft_predictor.settings import PredictorSettings
 
 log = logging.getLogger(__name__)
-# Between two looks at the files of --model: a look is a stat of each, and a volume's new content is late anyhow.
+# The time between two checks of the files of --model. A check is a stat of each file, and a volume's new content is
+# late anyhow.
 WATCH_S = 10.0
-# The model is saved after that many outcomes, or that long with something learnt: what a crash may cost.
+# The model is saved after this number of outcomes, or this time after it learned something: the loss of a crash.
 SAVE_OUTCOMES, SAVE_S = 500, 30.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM. Returns 0 after a drain, 1 where another predictor acts, 2 where it cannot start.
+    """Run until SIGTERM. Return 0 after a drain, 1 if another predictor acts, 2 if it cannot start.
 
-    It cannot start with wrong settings, an address or a data directory in use, or no API server for its Lease.
+    It cannot start with wrong settings, an address or a data directory in use, or without an API server for its Lease.
     """
     settings = PredictorSettings.parse(sys.argv[1:] if argv is None else argv)
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(decision: PromotionDecision) -> None:
-    """Log what became of a candidate."""
+    """Log the decision on a candidate."""
     metrics.MODELS.labels(decision.result).inc()
     figures = kv(served=decision.served, gain=round(decision.gain, 4), judged=decision.judged)
     log.info(f"model {decision.result}", extra=kv(candidate=decision.candidate) | figures)
@@ -59,11 +60,11 @@ def report(decision: PromotionDecision) -> None:
 async def _watch(settings: PredictorSettings, server: PredictorServer, model: PromotedModel) -> None:
     if settings.model is None or isinstance(model.served, ReplayedLengths):
         return
-    await ModelWatch(settings.model, WATCH_S, lambda found: server.in_turn(partial(offer, model, found))).run()
+    await ModelWatch(settings.model, WATCH_S, lambda candidate: server.in_turn(partial(offer, model, candidate))).run()
 
 
 async def _run(settings: PredictorSettings) -> int:
-    """Stand by where there is a Lease, then serve until a signal or until the Lease is lost."""
+    """Stand by if a Lease is configured, then serve until a signal or until the Lease is lost."""
     stop, serving = stop_on_signals(), asyncio.Event()
 
     def not_ready() -> str | None:

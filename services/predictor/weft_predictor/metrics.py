@@ -6,7 +6,7 @@ LEADER = Gauge("weft_predictor_leader", "1 while this process acts, 0 while it s
 PREDICTIONS = Counter("weft_predictor_predictions_total", "Prompts predicted")
 PREDICT_SECONDS = Histogram(
     "weft_predictor_predict_seconds",
-    "Time of one Predict call, whatever its batch",
+    "Time of a Predict call of any batch size",
     buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25),
 )
 OUTCOMES = Counter(
@@ -15,13 +15,11 @@ OUTCOMES = Counter(
     "(a low lower bound), unknown (neither features nor a prediction of this model), duplicate",
     ["result"],
 )
-COVERAGE = Gauge(
-    "weft_predictor_coverage_ratio", "Share of the latest 1,000 outcomes that the p90 covered (target 0.9)"
-)
+COVERAGE = Gauge("weft_predictor_coverage_ratio", "Share of the latest 1,000 outcomes covered by p90 (target 0.9)")
 MODELS = Counter(
     "weft_predictor_models_total",
-    "Models offered beside the served one, promoted or dropped on outcomes that neither had seen, and refused files",
+    "Models offered as candidates, promoted or dropped on outcomes new to both models, and refused files",
     ["result"],
 )
 SAVES = Counter("weft_predictor_saves_total", "Model saves", ["result"])
-ADAPTERS = Gauge("weft_predictor_adapters", "Adapters with an offset of their own")
+ADAPTERS = Gauge("weft_predictor_adapters", "Adapters with a separate offset")

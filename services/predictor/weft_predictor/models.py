@@ -1,4 +1,4 @@
-"""The choice of the model that serves: the saved, mounted, replayed or cold one; and what is mounted later."""
+"""The choice of the serving model, saved, mounted, replayed or cold, and of models mounted later."""
 
 import asyncio
 import contextlib
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 
 def first_models(data_dir: Path, mounted: Path | None) -> tuple[LengthModel, LengthModel | None]:
-    """Choose the model that serves, and one that it is to be compared with.
+    """Choose the serving model, and a candidate to compare with it.
 
-    The saved model serves, else the mounted one, else a cold one; a mounted one of another fit than the saved one is
-    its candidate. A saved model that cannot be read is set aside under a name that is logged. A mounted one that cannot
-    be read is an error where nothing else is there to serve (CorruptModel, BadData, OSError), else logged.
+    The saved model serves, else the mounted model, else a cold model. If the mounted model has another fit than the
+    saved model, it is the candidate. An unreadable saved model is set aside under a logged name. An unreadable mounted
+    model is an error if no saved model can serve (CorruptModel, BadData, OSError), else it is logged.
     """
     if mounted is not None and str(mounted).startswith(REPLAY):
         return read_replay(Path(str(mounted).removeprefix(REPLAY))), None
@@ -61,20 +61,20 @@ def read_replay(path: Path) -> ReplayedLengths:
 
 
 def offer(model: PromotedModel, candidate: LengthModel) -> None:
-    """Have a candidate judged, in the thread that owns the model."""
+    """Offer a candidate for judgement, in the thread of the model."""
     metrics.MODELS.labels("offered").inc()
     log.info("model offered", extra=kv(candidate=candidate.version, served=model.version))
     model.offer(candidate)
 
 
 def refuse(path: Path | None, error: Exception) -> None:
-    """Log a mounted model that cannot be read: what serves goes on serving."""
+    """Log an unreadable mounted model. The served model stays."""
     metrics.MODELS.labels("refused").inc()
     log.error("mounted model refused", extra=kv(path=path, error=type(error).__name__, detail=error))
 
 
 class ModelWatch:
-    """A watch that reads a mounted model again when its files have changed and offers it as a candidate."""
+    """A watch that reads a mounted model again after its files change, and offers it as a candidate."""
 
     def __init__(self, path: Path, seconds: float, offer: Callable[[LengthModel], Awaitable[None]]) -> None:
         self._path, self._seconds, self._offer = path, seconds, offer
@@ -87,7 +87,7 @@ class ModelWatch:
             await self.check_files()
 
     async def check_files(self) -> None:
-        """Read files that have changed since they were read, and not since the last check: they are whole."""
+        """Read changed files once they were stable for a check, so that they are complete."""
         files = _files(self._path)
         settled, self._seen = files == self._seen, files
         if not settled or files == self._read:
@@ -102,7 +102,7 @@ class ModelWatch:
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
-    """List name, size and time of change of each file of a model that is there."""
+    """List name, size and time of change of the model's present files."""
     files = list[tuple[str, int, int]]()
     for name in (CONFIG, TOKENIZER, WEIGHTS, CALIBRATION) if path.is_dir() else ("",):
         with contextlib.suppress(FileNotFoundError):
@@ -112,7 +112,7 @@ def _files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _load_saved(path: Path, read: Callable[[Arrays], RidgeModel]) -> RidgeModel | None:
-    """Read the saved model; None: none can be read. One of another version waits for that version."""
+    """Read the saved model; None: no readable model. A model of another version waits for that version."""
     try:
         return load(path, read)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _of_layout(path: Path, layout: int) -> Path:
 
 
 def _read_saved(arrays: Arrays, *, mounted: RidgeModel | None) -> RidgeModel:
-    """Read a saved model, which reads hashed grams of a prompt, or the classes of the mounted network."""
+    """Read a saved model of hashed grams, or of the classes of the mounted network."""
     if not (name := RidgeModel.features_of(arrays)):
         return RidgeModel.load(arrays)
     if mounted is None or mounted.featurizer.name != name:

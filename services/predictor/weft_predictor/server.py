@@ -1,7 +1,6 @@
 """The gRPC shell: Predictions, Predict and Observe.
 
-One thread, the inference thread, owns the model: predictions, outcomes and copies queue for that thread, while the
-event loop goes on.
+The inference thread owns the model. Predictions, outcomes and copies queue for it, while the event loop goes on.
 """
 
 import asyncio
@@ -27,17 +26,17 @@ from weft_predictor.core.length_model import LengthModel
 
 T = TypeVar("T")
 M = TypeVar("M", pb.PredictResponse, pb.ObserveAck)
-MAX_CALLS = 256  # requests for predictions that wait or run; a gateway has one at a time
+MAX_CALLS = 256  # waiting and running requests for predictions; a gateway has a single request at a time
 
 
 class TooManyCalls(PeerError):
-    """More requests wait for the inference thread than may."""
+    """The limit of requests waiting for the inference thread is reached."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class PredictorServer(PredictorServicer):
-    """Answers from one model and teaches it. One event loop, and the inference thread."""
+    """The service that predicts with a model and teaches it. It has an event loop and the inference thread."""
 
     def __init__(self, model: LengthModel, tracer: Tracer | None = None) -> None:
         self.model, self._tracer = model, tracer
@@ -47,7 +46,7 @@ class PredictorServer(PredictorServicer):
         self.learned_some = asyncio.Event()
 
     async def in_turn(self, work: Callable[[], T]) -> T:
-        """Run `work` in the inference thread, after what waits there already."""
+        """Run `work` in the inference thread, after the work queued already."""
         return await asyncio.get_running_loop().run_in_executor(self._inference, work)
 
     async def Predict(  # noqa: N802 (the contract's name)
@@ -78,7 +77,7 @@ class PredictorServer(PredictorServicer):
                 self._record(self._tracer, items, began)
 
     def _record(self, tracer: Tracer, items: list[PredictItem], began: float) -> None:
-        """Record spans of the items that are sampled: a call's items are predicted together."""
+        """Record spans of the sampled items: a call's items are predicted together."""
         ended = time.monotonic()
         for item in items:
             if item.traceparent:
@@ -94,7 +93,7 @@ class PredictorServer(PredictorServicer):
     async def _stream(
         self, peer: str, answers: AsyncIterator[M], context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[M]:
-        """Yield the answers to a peer's messages, each of which is read when the one before is answered."""
+        """Yield the answers to a peer's messages. Each message is read after the answer to its predecessor."""
         outbox: SendQueue[M] = SendQueue()
 
         def take(answer: M) -> None:
@@ -109,16 +108,16 @@ class PredictorServer(PredictorServicer):
             self._streams.discard(outbox)
 
     def close_streams(self) -> None:
-        """End every stream, so that a drain need not wait for its peers."""
+        """End every stream: a drain then does not wait for peers."""
         for outbox in self._streams:
             outbox.close()
 
     def close(self) -> None:
-        """End the inference thread, after the last call and after what waits there."""
+        """End the inference thread, after the last call and the queued work."""
         self._inference.shutdown()
 
     async def _learned(self, requests: AsyncIterator[pb.ObserveRequest]) -> AsyncIterator[pb.ObserveAck]:
-        """Yield the acknowledgement of each message, once it is learned; the next message is read after that."""
+        """Yield the acknowledgement of each message after learning it. The next message is read afterwards."""
         async for message in requests:
             outcomes = observed(message)
             await self.in_turn(partial(self._observe, outcomes))

@@ -31,7 +31,7 @@ class PredictorSettings(StandbySettings):
     data_dir: Path = data_dir_field("predictor", "where the model is kept")
     model: Path | None = Field(
         None,
-        description="a trained model, a folder with an encoder, or replay:FILE; serves while DATA_DIR holds none, "
-        "else (also when its files change) once it predicts better than the saved one",
+        description="a trained model, a folder with an encoder, or replay:FILE. It serves while DATA_DIR holds no "
+        "model, else once it predicts better than the saved model. Changed files are read again",
     )
     scale: float = Field(1.0, gt=0, le=1_000, description="multiplies every prediction (experiments)")

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-MAX_LISTED_BYTES = 16 << 20  # of runners in an answer; a gRPC message takes 64 MiB
-MAX_MODELS = 64  # of one key
+MAX_LISTED_BYTES = 16 << 20  # runners' bytes in an answer; a gRPC message takes 64 MiB
+MAX_MODELS = 64  # per key
 MAX_OWNER = 128
 HASH = re.compile(r"[0-9a-f]{64}")
-LAST_EXPIRY = 1 << 53  # of Unix milliseconds: what JSON readers hold exactly
+LAST_EXPIRY = 1 << 53  # Unix milliseconds; JSON readers hold integers exactly up to here
 EPOCH = date(1970, 1, 1)
 LAST_DAY = 1_000_000  # since 1970
 MAX_USAGE_ROWS = 50_000  # of an answer: some 5 MB
@@ -50,13 +50,13 @@ NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a Kubernetes na
 
 
 class AdminServer(AdminServicer):
-    """Answers from the store and from the core; the scheduler is sent a changed key before the answer goes out."""
+    """The Admin service, on the store and the core. Sends the scheduler a changed key before it answers."""
 
     def __init__(self, engine: AsyncEngine, supervisor: SupervisorServer) -> None:
         self._engine, self._supervisor = engine, supervisor
-        self._sending = asyncio.Lock()  # a list that was read first must not be sent last
-        self._sent: object = None  # the mark of what was sent
-        self._limits: tuple[object, list[LimitRule]] = None, []  # as they were read last, with their mark
+        self._sending = asyncio.Lock()  # keeps the lists in the order of their reading
+        self._sent: object = None  # the mark of the keys sent last
+        self._limits: tuple[object, list[LimitRule]] = None, []  # the limits read last, with their mark
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: "Context") -> pb.CreateKeyResponse:
         try:
@@ -130,13 +130,13 @@ class AdminServer(AdminServicer):
         return response
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: "Context") -> pb.GetUsageResponse:
-        """Answer with the rows that fit in a message, the oldest days first."""
+        """Answer with at most MAX_USAGE_ROWS rows, the oldest days first."""
         first_day = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
         max_rows = MAX_USAGE_ROWS + 1
-        found = usage.since(
+        query = usage.since(
             self._engine, first_day, namespace=request.namespace, by_key=request.by_key, max_rows=max_rows
         )
-        rows = await _read(context, found)
+        rows = await _read(context, query)
         response = pb.GetUsageResponse(more=len(rows) > MAX_USAGE_ROWS)
         for row in rows[:MAX_USAGE_ROWS]:
             response.rows.add(
@@ -151,7 +151,7 @@ class AdminServer(AdminServicer):
         return response
 
     async def ListRunners(self, request: pb.ListRunnersRequest, context: "Context") -> pb.ListRunnersResponse:
-        """Answer with the runners whose full reports fit in a message, by id."""
+        """Answer with full reports of the runners, by id, up to the size of a message."""
         core, size = self._supervisor.core, 0
         grown, preempts, doublings, _ = core.counters()
         response = pb.ListRunnersResponse(grows=grown, preempts=preempts, doublings=doublings)
@@ -164,7 +164,7 @@ class AdminServer(AdminServicer):
         return response
 
     async def _change(self, context: "Context", change: Awaitable[T]) -> T:
-        """Await a change of the store, and send the scheduler what follows from it."""
+        """Await a change of the store, then send the scheduler the new keys."""
         async with _available(context):
             changed = await change
             await self.send_keys()
@@ -173,7 +173,7 @@ class AdminServer(AdminServicer):
     async def send_keys(self) -> None:
         """Send the scheduler all keys in force."""
         async with self._sending:
-            mark = await self._mark()  # first: what changes meanwhile is sent again
+            mark = await self._mark()  # read first: a change during the send then causes another send
             in_force = [key for key in await keys.all_keys(self._engine) if key.in_force(_now())]
             rules = defaultdict[str, list[LimitRule]](list)
             for rule in await self._rules():
@@ -186,14 +186,14 @@ class AdminServer(AdminServicer):
             self._sent = mark
 
     async def _mark(self) -> tuple[AccessMark, object]:
-        """Read the mark of keys and limits, then the quotas that are spent: an equal one stands for equal keys."""
+        """Read the mark of keys and limits, then the spent quotas. Equal marks mean equal keys."""
         mark = await access_mark(self._engine)
         if mark.limits != self._limits[0]:
             self._limits = mark.limits, await limits.all_rules(self._engine)
         return mark, [rule for rule in await self._with_spent(self._limits[1]) if rule.spent_until_unix_ms]
 
     async def _rules(self) -> list[LimitRule]:
-        """List every limit, with whether its day's tokens are used up by the outcomes that are stored."""
+        """List every limit. Mark the limits without tokens left today, by the stored outcomes."""
         return await self._with_spent(await limits.all_rules(self._engine))
 
     async def _with_spent(self, rules: list[LimitRule]) -> list[LimitRule]:
@@ -210,9 +210,9 @@ class AdminServer(AdminServicer):
         return with_spent(rules, used, today)
 
     async def follow_keys(self, every_s: float) -> None:
-        """Send the scheduler what other supervisors change, and quotas that are spent, or that nothing has changed.
+        """Send the scheduler the changes of other supervisors and the spent quotas, or confirm the keys sent last.
 
-        A store out of reach is asked again.
+        If the store is out of reach, the next round reads it again.
         """
         reached = True
         while True:
@@ -230,7 +230,7 @@ class AdminServer(AdminServicer):
 
 
 def _grant(request: pb.CreateKeyRequest, now_unix_ms: int) -> keys.Grant:
-    """Read the rights of a new key. Raises ValueError with a sentence for who asks."""
+    """Read the rights of a new key. Raises ValueError with a sentence for the caller."""
     scope = KEY_SCOPES.get(request.scope)
     if scope is None:
         raise ValueError(f"scope {request.scope} is not known to this supervisor")
@@ -248,7 +248,7 @@ def _grant(request: pb.CreateKeyRequest, now_unix_ms: int) -> keys.Grant:
 
 
 def _declaration(m: pb.KeyDeclaration) -> declared_keys.Declaration:
-    """Read what an owner declares. Raises ValueError and PeerError with a sentence for who asks."""
+    """Read the declaration of an owner. Raises ValueError and PeerError with a sentence for the caller."""
     if not 0 < len(m.owner) <= MAX_OWNER:
         raise ValueError(NO_OWNER)
     if m.scope == pb.KEY_SCOPE_PLATFORM:
@@ -272,12 +272,12 @@ def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRou
 
 
 def _is_entry(subject: str) -> bool:
-    """Whether the subject of limits is a namespace: it names their entry in the route table."""
+    """Whether the subject of limits is a namespace, and so names its entry in the route table."""
     return subject == limits_entry(subject.removeprefix("namespace/"))
 
 
 def _checked(rule: LimitRule) -> LimitRule:
-    """Check a rule. Raises ValueError with a sentence for who asks."""
+    """Check the subject of a rule. Raises ValueError with a sentence for the caller."""
     kind, _, name = rule.subject.partition("/")
     if kind not in ("key", "namespace") or not NAMESPACE.fullmatch(name):
         raise ValueError(f"{rule.subject!r} is neither key/ID nor namespace/NAME")
@@ -285,9 +285,9 @@ def _checked(rule: LimitRule) -> LimitRule:
 
 
 def with_spent(rules: Iterable[LimitRule], used: Mapping[str, Mapping[str, int]], today: date) -> list[LimitRule]:
-    """Mark the rules whose day's tokens are used up, until the day's end.
+    """Mark the rules without tokens left today, until the day's end.
 
-    `used`: tokens by subject and model; "": of all its models together.
+    `used`: tokens by subject and model; "": the sum over all models.
     """
     end_ms = 1000 * 86_400 * (today - EPOCH + timedelta(days=1)).days
 
@@ -302,7 +302,7 @@ def with_spent(rules: Iterable[LimitRule], used: Mapping[str, Mapping[str, int]]
 
 
 def _name_of(rule: LimitRule) -> str:
-    """The name of the rule's namespace, or the id of its key."""
+    """Return the name of the rule's namespace, or the id of its key."""
     return rule.subject.partition("/")[2]
 
 
@@ -312,7 +312,7 @@ def _is_of_key(rule: LimitRule) -> bool:
 
 @asynccontextmanager
 async def _available(context: "Context") -> AsyncGenerator[None, None]:
-    """Answer UNAVAILABLE with the reason where the store is out of reach."""
+    """Answer UNAVAILABLE with the reason while the store is out of reach."""
     try:
         yield
     except (StoreError, SQLAlchemyError) as error:
@@ -320,7 +320,7 @@ async def _available(context: "Context") -> AsyncGenerator[None, None]:
 
 
 async def _read(context: "Context", action: Awaitable[T]) -> T:
-    """Await what the store has to tell."""
+    """Await a query of the store. Abort the call if it fails."""
     async with _available(context):
         return await action
 

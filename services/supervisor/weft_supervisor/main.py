@@ -26,10 +26,10 @@ from weft_supervisor.server import SupervisorServer
 from weft_supervisor.settings import SupervisorSettings
 
 FINISH_S = 1.0
-# Between two looks at the keys of PostgreSQL, which another supervisor may have changed: with what is on its way
-# afterwards, a revoked key opens nothing after 2 s (docs/reliability.md). One small query each.
+# The time between two reads of the keys in PostgreSQL, which other supervisors change too. Together with the way of the
+# message, a revoked key opens nothing after 2 s (docs/reliability.md). Each read is a small query.
 KEYS_S = 1.0
-QUOTAS_S = 5.0  # between two looks at the day's tokens, where keys change nowhere else
+QUOTAS_S = 5.0  # between two reads of the day's tokens, if no other process changes keys
 FILE = "weft.sqlite"
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM. Returns 0 after a drain, 2 for wrong settings, a port in use or a store that fails."""
     settings = SupervisorSettings.parse(argv)
     logs.configure("supervisor", level=settings.log_level, fmt=settings.log_format)
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # one line about the store is enough
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # a single line about the store is enough
     try:
         with lock_data_dir(settings.data_dir, "supervisor"):
             uvloop.run(_run(settings))
@@ -93,7 +93,7 @@ async def _serve(
                     drain=server.drain,
                     tls=tls,
                 )
-            finally:  # a drained server ends by itself; one that was never drained (a port in use) or hangs does not
+            finally:  # a drained server ends by itself; an undrained (a port in use) or hanging server does not
                 await asyncio.wait(work[:1], timeout=FINISH_S)
                 for task in work:
                     task.cancel()

@@ -5,24 +5,26 @@ from prometheus_client import Counter, Gauge
 from weft_supervisor.core.supervisor import Supervisor
 from weft_supervisor.core.totals import Counters
 
-RUNNERS = Gauge("weft_supervisor_runners", "Runners that hold a lease and have reported", ["pool"])
+RUNNERS = Gauge("weft_supervisor_runners", "Leased runners after their first report", ["pool"])
 PAGES = Gauge("weft_supervisor_pages", "KV pages: total, free (in no reservation), reserved, used", ["pool", "state"])
 SEQUENCES = Gauge("weft_supervisor_sequences", "Sequences on runners", ["pool"])
 GROWN_PAGES = Counter("weft_supervisor_grown_pages_total", "Pages granted in place by runners")
 PREEMPTS = Counter("weft_supervisor_preempts_total", "Sequences preempted for want of a page")
 DOUBLINGS = Counter("weft_supervisor_doublings_total", "Reservations doubled by an overrun")
-LOST = Counter("weft_supervisor_runners_lost_total", "Leases that ran out and incarnations that were replaced")
-OUTCOMES = Counter("weft_supervisor_outcomes_total", "Outcomes received, by what became of them", ["result"])
-STORE_FAILURES = Counter("weft_supervisor_store_failures_total", "Transactions that failed and were tried again")
-FEEDBACK_DROPPED = Counter("weft_supervisor_feedback_dropped_total", "Outcomes that the predictor never saw")
-FEEDBACK_PENDING = Gauge("weft_supervisor_feedback_pending", "Outcomes that the predictor has not acknowledged")
+LOST = Counter("weft_supervisor_runners_lost_total", "Expired leases and replaced incarnations")
+OUTCOMES = Counter("weft_supervisor_outcomes_total", "Outcomes received, by result", ["result"])
+STORE_FAILURES = Counter("weft_supervisor_store_failures_total", "Failed transactions, tried again")
+FEEDBACK_DROPPED = Counter(
+    "weft_supervisor_feedback_dropped_total", "Outcomes dropped before the predictor acknowledged them"
+)
+FEEDBACK_PENDING = Gauge("weft_supervisor_feedback_pending", "Outcomes not acknowledged by the predictor")
 TERM = Gauge("weft_supervisor_highest_term", "The highest scheduler term seen")
 
 
 def update(supervisor: Supervisor, previous: Counters) -> Counters:
-    """Set the gauges from the core; add what its counters grew by since `previous`. Returns the counters now."""
+    """Set the gauges from the core, and add the growth of its counters since `previous`. Return the counters now."""
     for gauge in (RUNNERS, PAGES, SEQUENCES):
-        gauge.clear()  # a pool that has gone leaves no stale figure
+        gauge.clear()  # a removed pool leaves no stale figure
     for book in supervisor.live():
         RUNNERS.labels(book.spec.pool).inc()
     for pool, memory in supervisor.memory().items():

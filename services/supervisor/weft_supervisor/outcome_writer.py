@@ -1,9 +1,9 @@
 """The way of outcomes: into the store first, then the acknowledgement, then the predictor.
 
-The store may be out of reach for a while (a full disk, a restarting server): what came is held, bounded, and written
-again with bounded pauses for as long as the process lives, and readiness says so. An outcome that does not fit is not
-acknowledged: the scheduler keeps it and sends it again on a new stream, which is asked for once half of the queue is
-empty.
+The store may be out of reach for a while (a full disk, a restarting server). Outcomes are then held, up to a bound, and
+written again with bounded pauses as long as the process lives. Readiness reports the trouble. An outcome beyond the
+bound is not acknowledged: the scheduler keeps it and sends it again on a new stream. The writer asks for the new stream
+once half of the queue is empty.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_supervisor import metrics
 
 BATCH = 200
-# After a transaction, before the next one that is not full: each costs milliseconds of CPU, here and for the messages
-# that follow it. The scheduler has what is not stored.
+# The pause after a transaction, unless a full batch waits: each transaction costs milliseconds of CPU, here and for the
+# messages after it. The scheduler has the outcomes not stored yet.
 COMMIT_DELAY_S = 1.0
 MAX_WAITING = 10_000
 FORGET_EVERY_S = 3_600.0
-KEEP_MS = 30 * 86_400_000  # older outcomes are deleted: bills are made of usage, which stays
+KEEP_MS = 30 * 86_400_000  # older outcomes are deleted; bills use the usage table, which stays
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 MAX_UNACKED = 2_000  # for the predictor
-CHUNK = 32  # outcomes per message: the predictor learns one in about 0.2 ms, and others wait meanwhile
+CHUNK = 32  # outcomes per message: the predictor learns an outcome in about 0.2 ms, and predictions wait meanwhile
 log = logging.getLogger(__name__)
 
 
 class OutcomeWriter:
-    """The one writer of the store: outcomes in batched transactions, and the highest term."""
+    """The only writer of the store: outcomes in batched transactions, and the highest term."""
 
     def __init__(
         self,
@@ -50,15 +50,16 @@ class OutcomeWriter:
         on_dropped: Callable[[str], object],
         on_space: Callable[[], None],
     ) -> None:
-        """Write nothing yet. `on_dropped`: it is no outcome. `on_space`: half of a full queue is empty again."""
+        """Create a writer that does not write yet. `on_dropped`: an unreadable outcome. `on_space`: half of a full
+        queue is empty again."""
         self._engine, self._on_stored = engine, on_stored
         self._on_dropped, self._on_space = on_dropped, on_space
         self._refused = False
-        self._waiting: dict[str, tuple[OutcomeReport, Outcome]] = {}  # with what is in its record; oldest first
+        self._waiting: dict[str, tuple[OutcomeReport, Outcome]] = {}  # with the decoded record; oldest first
         self._term = self._stored_term = 0
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
-        self._full = asyncio.Event()  # a whole batch waits, or the writer ends
+        self._full = asyncio.Event()  # a full batch waits, or the writer ends
         self._ends = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -66,7 +67,7 @@ class OutcomeWriter:
         self.trouble: str | None = None
 
     def put(self, outcome: OutcomeReport) -> bool:
-        """Take an outcome. Returns False where the queue is full, and it was not taken."""
+        """Take an outcome. Return False if the queue is full; the outcome is then not taken."""
         try:
             record = outcome_from_bytes(outcome.record)
         except PeerError as error:
@@ -90,14 +91,14 @@ class OutcomeWriter:
         self._work()
 
     async def run(self) -> None:
-        """Write until closed. A transaction that was begun is finished."""
+        """Write until closed. A begun transaction is finished."""
         pause_s = MIN_PAUSE_S
         while not self._closed.is_set():
             try:
                 with in_turn_of(WRITER):
                     await self._write()
                 pause_s, self.trouble = MIN_PAUSE_S, None
-                if not self._waiting and self._term <= self._stored_term:  # also nothing that came meanwhile
+                if not self._waiting and self._term <= self._stored_term:  # nothing has arrived meanwhile
                     self._wake.clear()
                     self._idle.set()
                 await _wait_at_most(self._full, COMMIT_DELAY_S)
@@ -116,7 +117,7 @@ class OutcomeWriter:
         await self._idle.wait()
 
     def close(self) -> None:
-        """Let `run` return; what is not stored by then was not acknowledged either."""
+        """Let `run` return. Outcomes not stored by then were not acknowledged either."""
         self._closed.set()
         self._hurry()
         self._wake.set()
@@ -159,7 +160,7 @@ class OutcomeWriter:
         try:
             return await outcomes.record(self._engine, batch, now_unix_ms=_now_unix_ms())
         except Unstorable as error:
-            if len(batch) > 1:  # one that no database takes must not keep the others waiting
+            if len(batch) > 1:  # an outcome no database accepts must not delay the rest
                 return set[str]().union(*[await self._record([outcome]) for outcome in batch])
             log.error("outcome cannot be stored: dropped", extra=kv(request_id=batch[0].request_id, error=error))
             metrics.OUTCOMES.labels("dropped").inc()
@@ -177,7 +178,7 @@ def _now_unix_ms() -> int:
 
 
 class UnackedFeedback:
-    """Outcomes that the predictor has not acknowledged. Bounded: the oldest go first, counted."""
+    """The outcomes not acknowledged by the predictor. Beyond the limit the oldest are dropped and counted."""
 
     def __init__(self, limit: int = MAX_UNACKED) -> None:
         self._records: dict[str, bytes] = {}  # oldest first
@@ -195,12 +196,12 @@ class UnackedFeedback:
                 metrics.FEEDBACK_DROPPED.inc()
 
     def acknowledge(self, request_ids: Iterable[str]) -> None:
-        """Drop the outcomes that the predictor has learned."""
+        """Drop the outcomes acknowledged by the predictor."""
         for request_id in request_ids:
             self._records.pop(request_id, None)
 
     def messages(self) -> Iterator[predictor_pb2.ObserveRequest]:
-        """Yield everything that is not acknowledged, for a new connection."""
+        """Yield all unacknowledged outcomes, for a new connection."""
         return chunks(list(self._records.values()))
 
 

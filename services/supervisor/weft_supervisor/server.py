@@ -1,4 +1,4 @@
-"""The shell: runner streams, the link to the scheduler, the link to the predictor, one loop around the machine."""
+"""The shell: runner streams and the links to scheduler and predictor, in a loop around the machine."""
 
 import asyncio
 import logging
@@ -42,15 +42,15 @@ from weft_supervisor.outcome_writer import OutcomeWriter, UnackedFeedback, chunk
 log = logging.getLogger(__name__)
 DRAIN_S = 2.0
 UPDATE_EVERY_S = 1.0
-MAX_MESSAGE_BYTES = 32 << 20  # of reports in a message to the scheduler; gRPC takes 64 MiB
-MAX_STREAMS = 2_000  # of one certificate: it is that of all runners of a namespace
-HELLOS_PER_S, HELLO_BURST = 20.0, 4_000.0  # of one certificate: all its runners reconnect at once, twice
-REPORTS_PER_S, REPORT_BURST = 500.0, 1_000.0  # of one stream: 20 a second, and one for each step with an end
+MAX_MESSAGE_BYTES = 32 << 20  # reports' bytes in a message to the scheduler; gRPC takes 64 MiB
+MAX_STREAMS = 2_000  # per certificate: all runners of a namespace share it
+HELLOS_PER_S, HELLO_BURST = 20.0, 4_000.0  # per certificate: all its runners may reconnect at once, twice
+REPORTS_PER_S, REPORT_BURST = 500.0, 1_000.0  # per stream: 20 a second, and a report for each step that ends a sequence
 SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
 
 
 class NotItsOwn(PeerError):
-    """A runner's certificate is for the runners of other namespaces."""
+    """A runner's certificate is for another namespace."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
@@ -62,7 +62,7 @@ class ReplacedIncarnation(PeerError):
 
 
 class TooMany(PeerError):
-    """One certificate has as many streams, or has sent as many hellos, as one may."""
+    """A certificate has reached its limit of streams or hellos."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -74,7 +74,7 @@ class Rate:
         self.per_s, self.burst, self._tokens, self._at = per_s, burst, burst, 0.0
 
     def take(self, now: float) -> float:
-        """Take one. Returns the seconds until the bucket is out of debt; 0 where it had one."""
+        """Take a token. Return the seconds until the bucket is out of debt; 0 if it had a token."""
         self._tokens = max(-1.0, min(self.burst, self._tokens + (now - self._at) * self.per_s) - 1)
         self._at = now
         return max(0.0, -self._tokens / self.per_s)
@@ -82,9 +82,9 @@ class Rate:
 
 @dataclass(slots=True, eq=False)
 class RunnerStream:
-    """One connection of a runner; nothing is known of it before its hello."""
+    """A connection of a runner, unidentified until its hello."""
 
-    namespaces: frozenset[str]  # whose pools it may belong to, by its certificate; none: any
+    namespaces: frozenset[str]  # namespaces of its possible pools, by its certificate; empty: any
     outbox: SendQueue[Any] = field(default_factory=SendQueue[Any])
     reports: Rate = field(default_factory=lambda: Rate(REPORTS_PER_S, REPORT_BURST))
     spec: RunnerSpec | None = None
@@ -93,7 +93,7 @@ class RunnerStream:
 
 
 class SupervisorServer(SupervisorServicer):
-    """Owns the machine. Everything runs in one event loop; `handle` is the only way in."""
+    """The shell that owns the machine. Everything runs in an event loop; `handle` is the only entry."""
 
     def __init__(
         self, core: Supervisor, engine: AsyncEngine, scheduler: grpc.aio.Channel, predictor: grpc.aio.Channel
@@ -112,8 +112,8 @@ class SupervisorServer(SupervisorServicer):
         self._streams: dict[Peer, RunnerStream] = {}
         self._open: set[RunnerStream] = set()
         self._streams_of: Counter[frozenset[str]] = Counter()
-        self._hellos_of: dict[frozenset[str], Rate] = {}  # one entry a namespace's certificate
-        self._speaking: RunnerStream | None = None  # whose message is being handled
+        self._hellos_of: dict[frozenset[str], Rate] = {}  # an entry for each certificate
+        self._speaking: RunnerStream | None = None  # the sender of the message being handled
         self._closed = asyncio.Event()
         self._shell = MachineShell(core, self._perform, quiet=(Tick, Heartbeat), on_failure=self._closed.set)
         self.handle = self._shell.feed
@@ -134,20 +134,21 @@ class SupervisorServer(SupervisorServicer):
         )
 
     async def run(self) -> None:
-        """Run links, writer and metrics, until drained, or until one of them or the machine at a deadline fails."""
+        """Run links, writer and metrics until drained, or until a link, the writer or the machine fails."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self.scheduler.run(), self.predictor.run(), self.writer.run(), self._watch_machine()):
                 tasks.create_task(work)
 
     async def drain(self) -> None:
-        """Store what was taken (within `DRAIN_S`; the scheduler sends the rest again), then end streams and `run`."""
+        """Store the outcomes taken (within `DRAIN_S`; the scheduler sends the rest again), then end streams and
+        `run`."""
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self.writer.drained()
         except TimeoutError:
             log.warning("outcomes left unstored: the scheduler keeps them", extra=kv(reason=self.writer.trouble))
         for stream in self._open:
-            stream.outbox.close()  # runners reconnect to the supervisor that serves next; their sequences run on
+            stream.outbox.close()  # runners reconnect to the next supervisor; their sequences run on
         for part in (self.writer, self.scheduler, self.predictor, self._shell):
             part.close()
         self._closed.set()
@@ -158,11 +159,11 @@ class SupervisorServer(SupervisorServicer):
         self.scheduler.send(self._keys)
 
     def confirm_keys(self) -> None:
-        """Confirm that the store has been read, and has what was sent last."""
+        """Confirm that the store still has the keys sent last."""
         self.scheduler.send(KeysConfirmed(self._keys.version))
 
     def _stored(self, batch: Sequence[OutcomeReport]) -> None:
-        """Report a committed batch: the scheduler may forget it, the predictor learns it.
+        """Report a committed batch: the scheduler may forget it, and the predictor learns it.
 
         Repeats are passed on too (a crash may have come between commit and feedback); the predictor knows their ids.
         """
@@ -245,13 +246,13 @@ class SupervisorServer(SupervisorServicer):
         return self._cluster(self._encoded(messages), metadata=metadata)
 
     async def _encoded(self, messages: AsyncIterable[Any]) -> AsyncIterator[scheduler_pb2.SupervisorToScheduler]:
-        """Encode each message when gRPC asks for it: the full reports of many runners do not hold the loop."""
+        """Encode each message when gRPC asks for it, so that full reports of many runners do not block the loop."""
         async for message in messages:
             for envelope in self._envelopes(message):
                 yield envelope
 
     def _envelopes(self, message: Any) -> Iterator[scheduler_pb2.SupervisorToScheduler]:
-        """Yield one envelope, or as many as a large report needs; losses and decisions come last."""
+        """Yield an envelope, or several for a large report; losses and decisions come last."""
         envelope = SUPERVISOR_TO_SCHEDULER.encode(message)
         if not (isinstance(message, ClusterReport) and message.reports and envelope.ByteSize() > MAX_MESSAGE_BYTES):
             yield envelope
@@ -261,7 +262,7 @@ class SupervisorServer(SupervisorServicer):
             yield from self._envelopes(ClusterReport(message.reports[:half]))
         else:
             runner = message.reports[0].runner
-            report_peer_error("runner", PeerError("a full report that no message takes"), runner=runner.uuid)
+            report_peer_error("runner", PeerError("full report too large for a message"), runner=runner.uuid)
         yield from self._envelopes(ClusterReport(message.reports[max(half, 1) :], message.lost, message.preempts))
 
     # ---------------------------------------------------------------------------------------------- effects, time
@@ -277,7 +278,7 @@ class SupervisorServer(SupervisorServicer):
                 if (stream := self._streams.pop(effect.peer, None)) is None:
                     return
                 if stream is self._speaking:
-                    stream.refusal = effect.reason  # it answers what the runner has just sent
+                    stream.refusal = effect.reason  # the refusal answers the runner's current message
                 stream.outbox.close()
             case PersistTerm():
                 self.writer.raise_term(effect.term)
@@ -295,7 +296,7 @@ class SupervisorServer(SupervisorServicer):
     def _observe(self) -> None:
         self._counters = metrics.update(self.core, self._counters)
         if broken := self._shell.check_idle():
-            # Leases decide who is alive: the next process hears of all anew.
+            # Leases decide which runners live: the next process hears of all of them anew.
             self._shell.fail(InvariantViolated(broken))
 
 
@@ -308,8 +309,8 @@ async def _paced(messages: AsyncIterator[Any], rate: Rate) -> AsyncIterator[Any]
 
 
 def _check_identity(spec: RunnerSpec, namespaces: frozenset[str]) -> None:
-    """Check that a runner's uuid begins with the namespace of its pool, so that no other certificate can name it.
-    Raises NotItsOwn."""
+    """Check that a runner's uuid begins with the namespace of its pool: another certificate then cannot name it. Raises
+    NotItsOwn."""
     mine = f"the certificate is for runners of namespace {', '.join(sorted(namespaces))}"
     namespace = spec.pool.partition("/")[0]
     if namespace not in namespaces:

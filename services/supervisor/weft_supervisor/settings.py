@@ -29,7 +29,7 @@ class SupervisorSettings(ProcessSettings):
 
     listen: Address = listen_field(SUPERVISOR)
     probes: Address = probes_field(SUPERVISOR_PROBES)
-    data_dir: Path = data_dir_field("supervisor", "holds weft.sqlite; one supervisor per directory")
+    data_dir: Path = data_dir_field("supervisor", "holds weft.sqlite; a single supervisor per directory")
     database: str = database_field("weft.sqlite")
     scheduler: Address = peer_field(SCHEDULER, "scheduler")
     predictor: Address = peer_field(PREDICTOR, "predictor")

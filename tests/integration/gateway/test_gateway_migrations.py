@@ -262,7 +262,7 @@ async def test_a_runner_that_speaks_for_anothers_epoch_loses_its_own_requests_al
     await other.next("start")
     other.step(start, 2, [5])
     failed = await world.scheduler.next("failed")
-    assert (failed.request_id, "another runner has" in failed.detail) == (submit.request_id, True)
+    assert (failed.request_id, "belongs to a different runner" in failed.detail) == (submit.request_id, True)
     world.scheduler.assign(submit.request_id, world.runner)
     for one, done in ((start, 2), (await world.runner.next("start"), 0)):
         world.runner.step(one, done, running.tokens[done:], common_pb2.FINISH_REASON_EOS)

@@ -1,4 +1,4 @@
-"""JSON whose integers keep their digits."""
+"""JSON with exact integers."""
 
 import json
 from typing import Any

@@ -431,7 +431,7 @@ def test_a_runner_that_speaks_for_anothers_epoch_loses_its_session_and_changes_n
     assert [type(one) for one in of(effects, PeerViolation, Close)] == [PeerViolation, Close]
     (failed,) = sent(effects, Failed)
     assert (failed.request_id, failed.reason) == ("s", FailReason.SESSION_LOST)
-    assert "another runner has" in failed.detail
+    assert "belongs to a different runner" in failed.detail
     assert shell.machine.requests["r"].running
     assert shell.step(b"ok")[-1] == Emit("r", "ok", (), 2)
 

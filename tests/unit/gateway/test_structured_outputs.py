@@ -279,7 +279,7 @@ def test_long_integers_that_llguidance_keeps_are_taken(schema: dict[str, Any], t
         ({"json": {"type": "nothing"}}, "Invalid type: nothing"),
         ({"json": "{"}, "."),
         ({"json": {"enum": []}}, "Unsatisfiable"),
-        ({"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "write anyOf, or.*strict: false"),
+        ({"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "Write anyOf, or.*strict: false"),
         ({"json": {"nullable": "yes"}}, "nullable is true or false"),
         *(({"json": schema}, "the grammar would round the integer -?[0-9]{16,}; leave it out") for schema in ROUNDED),
         ({"regex": "a(?=b)"}, "look-ahead"),
@@ -454,7 +454,7 @@ def test_an_answer_in_a_form_that_may_call_tools_instead_is_either_of_both() -> 
     assert accepts(either, "true")
     assert accepts(either, calls(HERMES, ADD))
     assert not accepts(either, "true" + calls(HERMES, ADD))
-    with pytest.raises(ParameterError, match=r"structured_outputs\.regex cannot stand beside tools"):
+    with pytest.raises(ParameterError, match=r"structured_outputs\.regex cannot be combined with tools"):
         called(HERMES, structured_outputs={"regex": "a+"})
 
 
@@ -528,7 +528,7 @@ def test_descriptions_take_no_room_in_a_grammar_and_what_is_too_large_is_refused
     assert accepts(made, calls(HERMES, ("f127", {"description": "a", "title": "b"})))
     assert not accepts(made, calls(HERMES, ("f127", {"title": "b"})))
     schema["properties"] |= {f"p{i}": {"type": "string"} for i in range(30)}
-    with pytest.raises(ValueError, match="larger than 64 KiB; send fewer tools, or fewer that are strict"):
+    with pytest.raises(ValueError, match="larger than 64 KiB; send fewer tools, or fewer strict tools"):
         grammar_of(with_tools(many, HERMES, None, several=True, is_free=True))
 
 

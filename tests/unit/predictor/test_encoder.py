@@ -132,7 +132,7 @@ def edit(folder: Path, **fields: object) -> None:
         ({"n_heads": 3}, "3 heads"), ({"n_layers": True}, "n_layers is True"),
         ({"n_layers": 3}, "transformer.layer.2"), ({"activation": "relu"}, "only gelu"),
         ({"weft_bucket_tokens": [1, 2]}, "not 10 rising"),
-        ({"weft_bucket_tokens": ["1"] * 10}, "no list of integers"),
+        ({"weft_bucket_tokens": ["1"] * 10}, "not a list of integers"),
         ({"weft_bucket_tokens": [*range(9, 0, -1), 10]}, "not 10 rising"),
         ({"vocab_size": 9_000}, "word_embeddings.weight is not 9000x16"),
     ],

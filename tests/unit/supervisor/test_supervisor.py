@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -332,6 +332,7 @@ def test_a_supervisor_that_stood_still_itself_does_not_blame_the_runners():
 
 
 @given(stopped_s=st.floats(0.0, 60.0), silent_s=st.floats(0.0, 0.5), back=st.floats(0.0, 1.0))
+@example(stopped_s=1.5, silent_s=0.4375, back=1.0)  # 62.5 ms before the lease's end, then 37.5 ms after it
 def test_however_long_it_stood_still_runners_have_the_time_to_open_new_links(stopped_s, silent_s, back):
     """A link is given up 2 s into the silence at the earliest; back-offs of reconnecting grow with it, to some seconds.
     A runner that does not come back is lost all the same."""
@@ -341,15 +342,17 @@ def test_however_long_it_stood_still_runners_have_the_time_to_open_new_links(sto
         supervisor.handle(beat(B1), at)
     resumed = 0.5 + silent_s + stopped_s
     assume(not 2.5 <= resumed <= 2.5 + CONFIG.late_s)  # as late as a busy loop may be: that is no standing still
-    lost = [one.lost for one in sent(supervisor.handle(TICK, resumed)) if one.lost]
+    lost = [merged.lost for merged in sent(supervisor.handle(TICK, resumed)) if merged.lost]
     returned = resumed + back * (0.1 if resumed < 2.5 else min(resumed - 2.5, CONFIG.return_s))
+    # The supervisor resumes in time, and its next event is as late as a busy loop may be: B1 loses its lease.
+    silent = [B1] if resumed < 2.5 and 0 <= returned - 2.5 <= CONFIG.late_s else []
     for event in (up(), report(A1, 2, free=4)):
-        lost += [one.lost for one in sent(supervisor.handle(event, returned)) if one.lost]
-    assert [book.spec.runner for book in supervisor.live()] == [A1, B1]
-    assert not lost
+        lost += [merged.lost for merged in sent(supervisor.handle(event, returned)) if merged.lost]
+    assert [book.spec.runner for book in supervisor.live()] == [runner for runner in (A1, B1) if runner not in silent]
+    assert lost == [(runner,) for runner in silent]
     supervisor.check()
     while (deadline := supervisor.next_deadline()) is not None and A1 in {b.spec.runner for b in supervisor.live()}:
-        lost += [one.lost for one in sent(supervisor.handle(TICK, deadline)) if one.lost]
+        lost += [merged.lost for merged in sent(supervisor.handle(TICK, deadline)) if merged.lost]
         assert deadline <= returned + CONFIG.lease_s + CONFIG.return_s + 0.5
     assert {runner for runners in lost for runner in runners} == {A1, B1}
 

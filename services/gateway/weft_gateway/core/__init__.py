@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
 """The gateway's machine: requests from their arrival to their outcomes. No loop, no socket, no clock.
 
-Other packages import these names from here and nothing else: the modules of this package may change.
+Other packages import names from here only: the modules of this package may change.
 """
 
 from weft_gateway.core.answer_text import Detokeniser

@@ -1,4 +1,4 @@
-"""Requests before their submission: counted, held for a bounded time for what is missing, refused beyond the bound."""
+"""Requests before their submission: counted, held for a bounded time for a missing part, refused beyond the bound."""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
@@ -21,14 +21,15 @@ from weft_gateway.core.events import (
 )
 from weft_gateway.core.routes import RouteIndex
 
-TOKENIZER_SHARE = 4  # at most a quarter of all requests waits for one tokenizer: a broken one leaves the others theirs
-MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # of a refused request until it should come back
-MEAN_WEIGHT = 0.05  # of the newest request in the mean duration
+# At most a quarter of all requests waits for a single tokenizer: a broken tokenizer leaves room for the rest.
+TOKENIZER_SHARE = 4
+MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # from a refusal until the request should come back
+MEAN_WEIGHT = 0.05  # weight of the newest request in the mean duration
 STOPPING = Failure("shutting_down", "This gateway is stopping.", 1000)
 
 
 class Stage(Enum):
-    """What a request waits for."""
+    """The next part needed by a request."""
 
     SHELL = auto()
     ROUTES = auto()
@@ -36,12 +37,12 @@ class Stage(Enum):
     PREDICTION = auto()
 
 
-LATE = 0.2  # of the time for a prediction: a deadline that is noticed later than this was missed by the gateway
+LATE = 0.2  # share of the time for a prediction: the gateway missed a deadline noticed later than this
 
 
 @dataclass(slots=True)
 class Arrival:
-    """A request before its submission. `n`: how many answers it counts for."""
+    """A request before its submission. `n`: the number of its answers."""
 
     request_id: str
     arrived: float
@@ -49,32 +50,32 @@ class Arrival:
     n: int = 1
     stage: Stage = Stage.SHELL
     pool: str = ""
-    digest: str = ""  # of the base model whose tokenizer it needs
+    digest: str = ""  # of the base model of its tokenizer
     request: PreparedRequest | None = None
     due: float = 0.0  # the end of the present wait
     postponed: bool = False
 
 
-Answer = Proceed | Refuse | RequestHeld  # to a step; RequestHeld: an event that the shell feeds, to wait
+Answer = Proceed | Refuse | RequestHeld  # answers to a step; RequestHeld: an event that the shell feeds, to wait
 
 
 class Admission:
-    """`active`: the answers that are submitted already; they count, too.
+    """The admission of requests. `active`: the submitted answers, which count, too.
 
-    Interactive and batch answers are bounded apart, by the same number: neither takes the other's places.
+    Interactive and batch answers are bounded separately, by the same number: neither takes places of the rest.
     """
 
     def __init__(self, config: GatewayConfig, routes: RouteIndex, timers: Timers, active: Sized) -> None:
         self._config, self._routes, self._timers, self._active = config, routes, timers, active
         self.draining = False
         self.arriving = 0  # answers
-        self.batch = 0  # answers of batch priority, submitted ones included
+        self.batch = 0  # answers of batch priority, submitted answers included
         self.rejections = 0  # requests beyond the bound, since start
         self._arrivals: dict[str, Arrival] = {}
         self._tokenizers: dict[str, TokenizerChanged] = {}
-        self._waiting: dict[str, dict[str, None]] = {}  # requests by the digest whose tokenizer they wait for
+        self._waiting: dict[str, dict[str, None]] = {}  # requests by the digest of the missing tokenizer
         self._mean_s = 1.0  # from an interactive request's arrival to its end, exponentially weighted
-        self._next_place = 0.0  # when one is expected that no refused request was given yet
+        self._next_place = 0.0  # time of the next free place not yet given to a refused request
 
     @property
     def in_flight(self) -> int:
@@ -84,10 +85,10 @@ class Admission:
         return len(self._waiting.get(digest, ()))
 
     def refusal(self, now: float, priority: Priority = Priority.INTERACTIVE) -> Failure | None:
-        """Why no request of that priority is taken now. The caller counts already.
+        """Return the reason to refuse a request of a priority now; None: it is taken. The caller counts already.
 
-        At the bound one leaves every mean duration / limit seconds (Little's law): each refused request is given a
-        place of its own in time to come back at, so that a burst does not come back as one.
+        At the bound a request leaves every mean duration / limit seconds (Little's law). Each refused request gets a
+        separate time to come back, so that a burst does not come back at once.
         """
         if self.draining:
             return STOPPING
@@ -101,9 +102,10 @@ class Admission:
         return Failure("rate_limit_exceeded", f"This gateway is at its limit of {limit} requests at once.", wait_ms)
 
     def not_ready_reason(self) -> str | None:
-        """Why requests should go to another gateway, if there is one; None when they can be served here.
+        """Return the reason to send requests to another gateway, if there is any; None: this gateway serves them.
 
-        One tokenizer is enough: requests for the others are held, and a new pool must not take a serving gateway away.
+        A single tokenizer is enough: requests for the rest are held, and a new pool must not take a serving gateway
+        away.
         """
         if self.draining:
             return "draining"
@@ -120,13 +122,14 @@ class Admission:
     # ---------------------------------------------------------------- steps
 
     def arrive(self, request_id: str, priority: Priority, now: float) -> Answer:
-        """Count a request from now on. Once it may proceed, and its caller is known, the shell asks for `refusal`."""
+        """Count a request from now on. The shell asks for `refusal` once the request may proceed and its caller is
+        known."""
         arrival = self._arrivals[request_id] = Arrival(request_id, now, priority)
         self._count(arrival, 1)
         return self._next_step(arrival, now)
 
     def resolve(self, request_id: str, pool: str, n: int, priority: Priority, now: float) -> Answer:
-        """Count the `n` answers of a request that names a model of this pool, and needs the pool's tokenizer next."""
+        """Count the `n` answers of a request to a model of the pool. The request needs the pool's tokenizer next."""
         arrival = self._arrivals[request_id]
         self._count(arrival, -arrival.n)
         arrival.n, arrival.priority = n, priority
@@ -136,7 +139,7 @@ class Admission:
         return self._next_step(arrival, now)
 
     def hold(self, request_id: str, now: float) -> list[Effect]:
-        """Let a request wait for what is missing, if it still is."""
+        """Let a request wait for a missing part, if it is still missing."""
         arrival = self._arrivals.get(request_id)
         if arrival is None:
             return []  # its client has gone away
@@ -149,7 +152,7 @@ class Admission:
         return []
 
     def _next_step(self, arrival: Arrival, now: float) -> Answer:
-        """Whether a request may take its next step, which its pool tells: it has one from `resolve` on."""
+        """Decide a request's next step. Its pool tells the step: it has a pool from `resolve` on."""
         if not arrival.pool and self._routes.is_known:
             return Proceed(arrival.request_id)
         if failure := self.refusal(now, arrival.priority):
@@ -164,9 +167,9 @@ class Admission:
         return RequestHeld(arrival.request_id)
 
     def predict(self, requests: Sequence[PreparedRequest], now: float) -> list[Effect]:
-        """Ask for one prediction for all answers to a prompt, under the prompt's own id. They count already."""
+        """Ask for a single prediction for all answers to a prompt, under the prompt's id. The answers count already."""
         arrived = self._arrivals[requests[0].request_id]
-        assert arrived.n == sum(request.n for request in requests), "other answers than those that count"
+        assert arrived.n == sum(request.n for request in requests), "the answers differ from the counted answers"
         effects: list[Effect] = []
         for request in requests:
             arrival = replace(arrived, request_id=request.request_id, n=request.n, request=request)
@@ -186,7 +189,7 @@ class Admission:
         return effects
 
     def take_predicted(self, request_id: str) -> Arrival | None:
-        """Return the request that waits for its prediction: its answers are `active` from now on."""
+        """Return a request waiting for its prediction. Its answers are `active` from now on."""
         arrival = self._arrivals.get(request_id)
         if arrival is None or arrival.stage is not Stage.PREDICTION:
             return None
@@ -196,10 +199,10 @@ class Admission:
         return arrival
 
     def on_deadline(self, request_id: str, now: float) -> Arrival | Refuse | None:
-        """End a wait: a request goes on without its prediction, any other is refused.
+        """End a wait. A request without its prediction goes on; a request without routes or tokenizer is refused.
 
-        None: its prediction is waited for once more, for this process was late itself, and an answer may be here:
-        under a burst of arrivals the event loop is busy for longer than a prediction may take.
+        None: the request waits once more for its prediction. This process was late itself, and an answer may be here.
+        Under a burst of arrivals the event loop is busy for longer than the time for a prediction.
         """
         arrival, predict_s = self._arrivals[request_id], self._config.predict_s
         if arrival.stage is Stage.PREDICTION:
@@ -213,19 +216,19 @@ class Admission:
         return self._refuse(arrival, failure)
 
     def drop(self, request_id: str) -> None:
-        """The client has gone away, or the shell refused the request."""
+        """Drop a request after its client has gone, or after the shell refused it."""
         if arrival := self._arrivals.get(request_id):
             self._leave(arrival)
 
     def finished(self, priority: Priority, total_s: float) -> None:
-        """An answer has ended so long after its request's arrival."""
+        """Count the end of an answer, `total_s` after its request's arrival."""
         if priority is Priority.BATCH:
             self.batch -= 1
         else:
             self._mean_s += MEAN_WEIGHT * (total_s - self._mean_s)
 
     def on_routes(self) -> list[Effect]:
-        """A route table is there."""
+        """Continue the requests that wait for a route table."""
         arrivals = [arrival for arrival in self._arrivals.values() if arrival.stage is Stage.ROUTES]
         return [self._proceed(arrival) for arrival in arrivals]
 
@@ -246,24 +249,24 @@ class Admission:
         return effects
 
     def drain(self) -> list[Effect]:
-        """Take no more requests, and refuse those that are held."""
+        """Take no more requests, and refuse the held requests."""
         self.draining = True
-        arrivals = [one for one in self._arrivals.values() if one.stage in (Stage.ROUTES, Stage.TOKENIZER)]
+        arrivals = [entry for entry in self._arrivals.values() if entry.stage in (Stage.ROUTES, Stage.TOKENIZER)]
         return [self._refuse(arrival, STOPPING) for arrival in arrivals]
 
     def check(self, active_batch: int) -> None:
-        """`active_batch`: submitted answers of batch priority. Raises AssertionError."""
-        assert self.arriving == sum(one.n for one in self._arrivals.values()), "requests before their submission"
-        arriving_batch = sum(one.n for one in self._arrivals.values() if one.priority is Priority.BATCH)
+        """Check counts and waits. `active_batch`: submitted answers of batch priority. Raises AssertionError."""
+        assert self.arriving == sum(entry.n for entry in self._arrivals.values()), "requests before their submission"
+        arriving_batch = sum(entry.n for entry in self._arrivals.values() if entry.priority is Priority.BATCH)
         assert self.batch == active_batch + arriving_batch, "answers of batch priority"
         for arrival in self._arrivals.values():
             waits = arrival.stage is not Stage.SHELL
             assert waits == ((Deadline.ARRIVAL, arrival.request_id) in self._timers), "a wait has an end"
             waiting = arrival.request_id in self._waiting.get(arrival.digest, ())
-            assert waiting == (arrival.stage is Stage.TOKENIZER), "who waits for which tokenizer"
+            assert waiting == (arrival.stage is Stage.TOKENIZER), "requests by tokenizer"
 
     def _tokenizer(self, digest: str) -> TokenizerChanged:
-        """One that the shell has not reported yet is on its way: the shell follows the routes."""
+        """Return a tokenizer's state. An unreported tokenizer is loading: the shell follows the routes."""
         unknown = TokenizerState.LOADING if digest else TokenizerState.REMOVED
         return self._tokenizers.get(digest) or TokenizerChanged(digest, unknown)
 

@@ -1,17 +1,18 @@
-"""The text of an answer, token by token: bytes to characters, stop strings, the log probabilities that wait for both.
+"""The text of an answer, token by token: bytes to characters, stop strings, and log probabilities until the release of
+their text.
 
-A token stands for bytes; the bytes of an answer run through one incremental UTF-8 decoder, O(1) a token, whole
-characters only. A character that is split over tokens waits for its last byte; bytes that are no UTF-8 become U+FFFD,
-one per maximal subpart (Unicode, section 3.9), which is what `Tokenizer.decode` does for byte-level tokenizers. An
-answer continues its prompt, so the space that sentence decoders strip at the *beginning of a text* is kept.
+A token stands for bytes. The bytes of an answer run through an incremental UTF-8 decoder, O(1) a token, whole
+characters only. A character split over tokens waits for its last byte. Bytes outside UTF-8 become U+FFFD, a single
+U+FFFD per maximal subpart (Unicode, section 3.9), like `Tokenizer.decode` for byte-level tokenizers. An answer
+continues its prompt, so the space that sentence decoders strip at the *beginning of a text* is kept.
 
-Stop strings are found across token boundaries, and the result does not depend on how the text is chunked: the stop
-string that is complete first wins, among those that end together the longest. Text that may yet become a stop string is
-held back; the rest is released at once.
+Stop strings are found across token boundaries, and chunks do not change the match. The first complete stop string wins;
+among several with the same end, the longest wins. A possible start of a stop string is held back; the rest is released
+at once.
 
-Log probabilities wait for their text: a token is released once all of its characters are, never before. Where a stop
-string cuts the text, a token is released if any of its characters is: the released tokens spell at least the text, and
-nothing that lies wholly in or behind the stop string.
+Log probabilities wait for their text: a token is released after all of its characters, never before. If a stop string
+cuts the text, a token is released with any of its characters. So the released tokens spell at least the text, and no
+token wholly inside or after the stop string is released.
 """
 
 import codecs
@@ -28,7 +29,7 @@ MAX_STOP_CHARS = 512
 
 
 class AnswerText:
-    """The text of one answer to a request. `stop`: the stop string that has ended it."""
+    """The text of an answer to a request. `stop`: the stop string that ended it."""
 
     def __init__(self, request: PreparedRequest) -> None:
         self._request = request
@@ -40,10 +41,10 @@ class AnswerText:
         self._chars = 0
 
     def append(self, event: SequenceTokens, tokens: list[int]) -> str:
-        """Take tokens onto `tokens` up to a stop string or max_tokens. Return the text that is certain.
+        """Append tokens to `tokens` up to a stop string or max_tokens. Return the certain text.
 
-        A stop token is one of the answer's, but its text is not, unless the request has it included. Stop strings are
-        looked for behind the first `min_tokens` (as in vLLM).
+        A stop token belongs to the answer, but its text does only if the request includes it. Stop strings are searched
+        after the first `min_tokens` (as in vLLM).
         """
         text, stops, kept_text, request = "", self._stops, self._logprobs, self._request
         ends_at = len(event.tokens) - 1 if event.finish is FinishReason.STOP else None
@@ -63,7 +64,7 @@ class AnswerText:
         return text
 
     def flush(self) -> str:
-        """Return what was held back, at the end of an answer."""
+        """Return the held text at the end of an answer."""
         return "" if self.stop else self._stops.push(self._detokeniser.flush()) + self._stops.flush()
 
     def take_starts(self) -> Sequence[int]:
@@ -74,7 +75,7 @@ class AnswerText:
         return starts
 
     def release(self, chars: int) -> tuple[TokenLogprobOut, ...]:
-        """Return the tokens that are reported with `chars` more characters of text."""
+        """Return the tokens reported with the next `chars` characters of text."""
         if self._logprobs is None:
             return ()
         released = self._logprobs.release(chars)
@@ -82,40 +83,41 @@ class AnswerText:
 
 
 class Detokeniser:
-    """The text of one answer. `bytes_of(token id)` gives a token's bytes, b"" for a special token."""
+    """The decoder of an answer's tokens. `bytes_of(token id)` gives a token's bytes, b"" for a special token."""
 
     def __init__(self, bytes_of: BytesOf) -> None:
         self._bytes_of = bytes_of
-        self.begun = b""  # of a character that needs more bytes; empty where there is none
+        self.begun = b""  # bytes of an unfinished character; empty: none
 
     def push(self, token: int) -> str:
-        """The characters that this token completes."""
+        """Return the characters completed by a token."""
         data = self.begun + self._bytes_of(token)
         text, read = utf_8_decode(data, "replace", False)
         self.begun = data[read:]
         return text
 
     def flush(self) -> str:
-        """What an unfinished character leaves at the end: "" or U+FFFD."""
+        """Return the rest of an unfinished character at the end: "" or U+FFFD."""
         begun, self.begun = self.begun, b""
         return begun.decode(errors="replace")
 
 
 class StopMatcher:
-    """Release text up to the first stop string; `include`: and that string. At most 64 stop strings, none empty."""
+    """A matcher that releases text up to the first stop string; `include`: including it. At most 64 stop strings, none
+    empty."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
             raise ValueError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters")
         self._stops, self._include = tuple(stops), include
-        self._begun = [0] * len(stops)  # characters at the text's end that begin each stop string
+        self._begun = [0] * len(stops)  # characters at the text's end that may begin each stop string
         self._kept_text = ""  # the longest of these ends
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain to be part of the answer; nothing after a match.
+        """Return the text certain to be part of the answer; "" after a match.
 
-        Each stop string is searched from where it may have begun: a character is passed over once for each of them.
+        Each stop string is searched from its possible beginning: a character is passed over once per stop string.
         """
         if self.matched or not self._stops:
             return "" if self.matched else text
@@ -140,14 +142,14 @@ class StopMatcher:
         return text[:keep]
 
     def flush(self) -> str:
-        """The text that was held back, at the end of the answer."""
+        """Return the held text at the end of the answer."""
         kept_text, self._kept_text = self._kept_text, ""
         return "" if self.matched else kept_text
 
 
 class _Held(NamedTuple):
     token: TokenLogprobOut
-    end: int  # characters of the answer up to and with the token's last one
+    end: int  # characters of the answer up to the token's last character
 
 
 class HeldLogprobs:
@@ -160,13 +162,13 @@ class HeldLogprobs:
         self._begun = b""  # of a character
 
     def push(self, token: int, logprob: TokenLogprob, chars: int, begun: bytes) -> None:
-        """Hold a token that completed `chars` characters and leaves the bytes `begun` of an unfinished one behind."""
+        """Hold a token with `chars` completed characters; `begun`: the bytes of the unfinished character after it."""
         start = self._decoded + self._closes(token)
         self._decoded, self._begun = self._decoded + chars, begun
         self._kept_logprobs.append(_Held(TokenLogprobOut(token, logprob, start), self._decoded + bool(begun)))
 
     def release(self, chars: int) -> tuple[TokenLogprobOut, ...]:
-        """The tokens that are whole after this many more characters of text."""
+        """Return the complete tokens after `chars` more characters of text."""
         self._released += chars
         released: list[TokenLogprobOut] = []
         while self._kept_logprobs and self._kept_logprobs[0].end <= self._released:
@@ -174,7 +176,7 @@ class HeldLogprobs:
         return tuple(released)
 
     def cut(self) -> tuple[TokenLogprobOut, ...]:
-        """The token that a stop string cuts at the end of the released text, if there is one. No other follows."""
+        """Return the token cut by a stop string at the end of the released text, if any. No token follows it."""
         cut: list[TokenLogprobOut] = []
         while self._kept_logprobs and self._kept_logprobs[0].token.start < self._released:
             cut.append(self._kept_logprobs.popleft().token)

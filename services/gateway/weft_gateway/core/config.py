@@ -1,4 +1,4 @@
-"""What a gateway's machine is configured with, and the kinds of its deadlines."""
+"""The configuration of a gateway's machine, and the kinds of its deadlines."""
 
 from dataclasses import dataclass
 from enum import StrEnum, auto
@@ -17,12 +17,12 @@ class GatewayConfig:
     predict_s: float = 0.05  # for a prediction
     # For a runner's session to come up: many handshakes' time; the scheduler takes the Assign back at the same time.
     connect_s: float = 5.0
-    session_idle_s: float = 60.0  # a session without requests closes; to open one again takes milliseconds
+    session_idle_s: float = 60.0  # a session without requests closes; opening it again takes milliseconds
     max_unacked: int = MAX_UNACKED
 
 
 class Deadline(StrEnum):
-    """What a deadline is for; the name beside it is that of a request, an answer or a peer."""
+    """The kind of a deadline; the name next to it is a request's, an answer's or a peer's."""
 
     ARRIVAL = auto()  # a request before its submission
     HOLD = auto()  # an answer without a runner

@@ -1,7 +1,7 @@
-"""The order in which connections give way to new ones at the bound of connections.
+"""The order of connections that give way to new connections at the bound.
 
-First the oldest connection with an unfinished head, of the peer with most of them; then the connection idle longest.
-A connection with a request gives way to nobody. Each step costs the same, however many connections and peers there are.
+First the oldest connection with an unfinished head, of the peer with most of them; then the connection idle longest. A
+connection with a request never gives way. Each step has constant cost for any number of connections and peers.
 """
 
 from typing import Generic, TypeVar
@@ -10,17 +10,17 @@ C = TypeVar("C")
 
 
 class ConnectionPlaces(Generic[C]):
-    """The connections by what they wait for. `limit`: how many there may be."""
+    """The connections by state. `limit`: the largest number of connections."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._idle: dict[C, None] = {}
-        self._peers: dict[C, str] = {}  # of those with an unfinished head
+        self._peers: dict[C, str] = {}  # peers of the connections with an unfinished head
         self._heads: dict[str, dict[C, None]] = {}
         self._by_count: list[dict[str, None]] = [{}]  # peers by the number of their unfinished heads
 
     def busy(self, connection: C) -> None:
-        """Note that a connection has a request, or is gone."""
+        """Note that a connection has a request, or has gone."""
         self._idle.pop(connection, None)
         if connection in self._peers:
             peer = self._peers.pop(connection)
@@ -47,7 +47,7 @@ class ConnectionPlaces(Generic[C]):
         return next(iter(self._idle if peer is None else self._heads[peer]), None)
 
     def _count(self, peer: str, change: int) -> None:
-        """Move a peer to those with as many heads as it has now, `change` more than before."""
+        """Move a peer to the rank of its present number of heads, `change` more than before."""
         count, ranks = len(self._heads[peer]), self._by_count
         ranks[count - change].pop(peer, None)
         if not count:

@@ -1,4 +1,4 @@
-"""Names in order, cut into pages. A list is made when it is asked for, and kept in order while changes are small."""
+"""Names in order, cut into pages. A list is made at its first use, and kept in order while changes are small."""
 
 import re
 from bisect import bisect_left, insort
@@ -10,14 +10,14 @@ from itertools import islice
 
 from weft.domain.lru import LruDict
 
-MAX_LISTS = 64  # that are kept
-FEW = 64  # entries of a change that are put in their places; after more the list is made again
+MAX_LISTS = 64  # lists kept
+FEW = 64  # changed entries inserted singly; after more the list is made again
 Key = tuple[str, str]  # model name, uid
 
 
 @dataclass(frozen=True, slots=True)
 class NamePage:
-    """A part of a list. `total`: of the whole list, whatever was searched for."""
+    """A part of a list. `total`: the length of the full list, without any search."""
 
     keys: Sequence[Key]
     total: int
@@ -25,13 +25,13 @@ class NamePage:
 
 
 class Directory:
-    """One kind of entry, by namespace (None: of all) and by the models of the key that asks (none: every model)."""
+    """The entries of a kind, by namespace (None: of all) and by the models of the caller's key (empty: every model)."""
 
     def __init__(self) -> None:
         self._lists = LruDict[tuple[str | None, tuple[str, ...]], list[Key]](MAX_LISTS)
 
     def change(self, removed: Sequence[tuple[str, Key]], added: Sequence[tuple[str, Key]]) -> None:
-        """Entries as (namespace, key)."""
+        """Remove and add entries, given as (namespace, key)."""
         if len(removed) + len(added) > FEW:
             self._lists.clear()
             return
@@ -45,7 +45,7 @@ class Directory:
     def keys(
         self, namespace: str | None, models: tuple[str, ...], entries: Callable[[], Iterable[Key]]
     ) -> Sequence[Key]:
-        """The list of a namespace and of these models; `entries`: all that is in the namespace."""
+        """Return the list of a namespace and of models; `entries`: all entries of the namespace."""
         made = lambda: sorted(key for key in entries() if matches(models, key[0]))  # noqa: E731
         return self._lists.touch((namespace, models), made)
 
@@ -56,7 +56,7 @@ class Directory:
 
 
 def matches(models: tuple[str, ...], model: str) -> bool:
-    """Whether a model is among these names and patterns (with * and ?); none: every model is."""
+    """Whether a model matches the names and patterns (with * and ?); without any, every model matches."""
     return not models or _pattern_of(models).match(model) is not None
 
 
@@ -67,7 +67,7 @@ def _pattern_of(models: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def page_of(keys: Sequence[Key], search: str, skip: int, limit: int) -> NamePage:
-    """Entries whose model name holds `search`, whatever its case, from the `skip`-th on."""
+    """Return a page of the entries with `search` in their model name, in any case, from the `skip`-th on."""
     needle = search.lower()
     matches = (key for key in keys if needle in key[0].lower()) if needle else iter(keys)
     part = list(islice(matches, skip, skip + limit))

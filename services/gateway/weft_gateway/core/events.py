@@ -1,4 +1,4 @@
-"""What the shell reports to the gateway beside its peers' messages, and what the shell does beside sending messages."""
+"""The events of the shell besides peers' messages, and the effects besides sent messages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Failure:
 class TokenLogprobOut(NamedTuple):
     """A token of the answer with its log probability, for the client.
 
-    `start`: characters of the answer before the token's own; a token inside a character starts with that character.
+    `start`: characters of the answer before the token's first character; a token inside a character starts with it.
     """
 
     token: int
@@ -36,11 +36,11 @@ class TokenLogprobOut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A client's request that is valid, tokenised and allowed: `n` answers to one prompt.
+    """A valid, tokenised and allowed request of a client: `n` answers to a prompt.
 
-    For the rest of the system each answer is a request of its own, with an id of its own: ID for one, ID/0, ID/1, ...
-    for several. `bytes_of`: the bytes of a token, b"" for one that clients do not get. `include_stop`: a stop string or
-    a stop token that ends an answer belongs to its text (vLLM).
+    For the rest of the system each answer is a separate request with a separate id: ID for a single answer, ID/0, ID/1,
+    ... for several. `bytes_of`: the bytes of a token, b"" for a token hidden from clients. `include_stop`: a final stop
+    string or stop token belongs to the answer's text (vLLM).
     """
 
     request_id: str
@@ -55,14 +55,14 @@ class PreparedRequest:
     arrived_unix_ms: int
     stops: tuple[str, ...] = ()
     n: int = 1
-    include_stop: bool = False  # what ends the answer is part of its text
+    include_stop: bool = False  # the stop string or token is part of the text
     returns_tokens: bool = False  # the client gets the answer's token ids, too
-    cache_salt: str | None = ""  # the client's: prompts are reused inside it alone; None: no prompt is reused
-    traceparent: str = ""  # W3C trace context of a request that is sampled
+    cache_salt: str | None = ""  # the client's: prompts are reused inside it only; None: no prompt is reused
+    traceparent: str = ""  # W3C trace context of a sampled request
     key_id: str = ""  # of the caller's API key
     may_reason: bool = False  # the tokens of the answer's reasoning are counted
-    open_ended: bool = False  # nobody asked for `max_tokens`: it is what the context lets
-    draft: tuple[int, ...] = ()  # what the client expects of the answer
+    open_ended: bool = False  # the client set no `max_tokens`: it is the room in the context
+    draft: tuple[int, ...] = ()  # the client's expectation of the answer
 
     answers: tuple[str, ...] = field(init=False)  # their ids
 
@@ -85,35 +85,35 @@ class SessionAlive:
 
 @dataclass(frozen=True, slots=True)
 class RequestHeld:
-    """A request that was told to wait (`Admission.arrive`, `resolve`) does so. Proceed or Refuse answers it."""
+    """The wait of a request (told by `Admission.arrive`, `resolve`). Proceed or Refuse answers it."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RequestReady:
-    """The prompts of a call can be submitted: the first one has the id that has arrived."""
+    """The prompts of a call are ready for submission: the first prompt has the arrived id."""
 
     requests: Sequence[PreparedRequest]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """Nothing reads the answers of this request any more; or the shell refused it before its submission."""
+    """The client of a request has gone; or the shell refused the request before its submission."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted:
-    """The gateway itself ends an answer, which `request_id` names: the process stops, or has a bug."""
+    """The gateway itself ends an answer (`request_id`): the process stops, or has a bug."""
 
     request_id: str
     failure: Failure
 
 
 class TokenizerState(Enum):
-    """What has become of a base model's tokenizer."""
+    """The state of a base model's tokenizer."""
 
     LOADING = auto()  # for as long as it may come
     READY = auto()
@@ -123,7 +123,7 @@ class TokenizerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerChanged:
-    """`problem`: why the last load failed."""
+    """A changed tokenizer. `problem`: the failure of the last load."""
 
     digest: str
     state: TokenizerState
@@ -169,12 +169,12 @@ class Submitted:
 
 
 class Emit(NamedTuple):
-    """Text of an answer for its client, and the tokens that are reported with it; any of them may be empty.
+    """Text of an answer for its client, and the tokens reported with it; any of them may be empty.
 
-    `answer_tokens`: of the answer so far. `tokens`: those that are new, where the request returns tokens.
-    `prompt_logprobs`: of every token of the prompt, None for the first one, once for an answer whose request asks for
-    them, before all of its text. `state`: of a request that pools, see `PooledState`. `token_starts`: the characters of
-    the answer before each new token, where the request `may_reason`.
+    `answer_tokens`: tokens of the answer so far. `tokens`: the new tokens, if the request returns tokens.
+    `prompt_logprobs`: for every token of the prompt, None for the first token. They come once, before all text, if the
+    request asks for them. `state`: of a pooled request, see `PooledState`. `token_starts`: the characters of the answer
+    before each new token, if the request `may_reason`.
     """
 
     request_id: str
@@ -188,7 +188,7 @@ class Emit(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """A runner has begun with an answer. `cached_tokens`: of the prompt, that the first runner reused."""
+    """A runner has begun an answer. `cached_tokens`: the prompt's tokens reused by the first runner."""
 
     request_id: str
     cached_tokens: int = 0
@@ -196,16 +196,16 @@ class FirstToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How an answer ended. `failure` is set when the reason is FAILED."""
+    """The end of an answer. `failure` is set when the reason is FAILED."""
 
     reason: FinishReason
     failure: Failure | None = None
-    stop: str | int | None = None  # the stop string, or the stop token, that ended it
+    stop: str | int | None = None  # the final stop string or stop token
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of an answer: exactly one for each."""
+    """The report of an answer's end, exactly once per answer."""
 
     request_id: str
     end: End
@@ -218,7 +218,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Open a stream to a runner of that pool. Connected or Closed answers it."""
+    """Open a stream to a runner of the pool. Connected or Closed answers it."""
 
     peer: Peer
     address: str
@@ -250,14 +250,14 @@ class RoutesChanged:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDropped:
-    """Too many outcomes are unacknowledged: the oldest one is lost."""
+    """The loss of the oldest outcome, because too many outcomes are unacknowledged."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A bug of the gateway ends this answer, and no other."""
+    """A bug of the gateway that ends only this answer."""
 
     request_id: str
     error: Exception
@@ -265,7 +265,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No request is left, and no outcome that could still be stored."""
+    """The end of the drain: no request is left, and no outcome for storage."""
 
 
 Effect = (

@@ -6,12 +6,12 @@ A request on its way:
     Admission.resolve ─(tokenizer is there)─▶ the shell tokenises it
     RequestReady ─▶ predictor ─(prediction, or its deadline)─▶ Submit, Submitted ─▶ Emit ... Finish
 
-The first two steps are answered at once. What is missing there holds the request for a bounded time: RequestHeld begins
-it, Proceed or Refuse ends it. On a new stream the scheduler gets everything that counts (`_resubmit`): what is held,
-what runs, which outcomes are not stored.
+The first two steps are answered at once. A missing part holds the request for a bounded time: RequestHeld begins the
+wait, Proceed or Refuse ends it. On a new stream the scheduler gets the full state (`_resubmit`): held and running
+answers, and outcomes not stored yet.
 
-An epoch is spoken for by the runner that it was assigned to, and by no other. A bug that one request hits ends this
-request alone. A step costs what its tokens cost: it touches no deadline and no index.
+Only the runner assigned to an epoch speaks for it. A bug at a request ends only this request. The cost of a step is the
+cost of its tokens: it touches no deadline and no index.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ _DRAIN = (Deadline.DRAIN, "")
 
 
 class Gateway:
-    """`encode_outcome` makes the record of an outcome (`weft.wire.codec.outcome_bytes`)."""
+    """The gateway's machine. `encode_outcome` makes the record of an outcome (`weft.wire.codec.outcome_bytes`)."""
 
     def __init__(self, config: GatewayConfig, gateway_id: str, encode_outcome: Callable[[Outcome], bytes]) -> None:
         self.config, self.gateway_id, self._encode_outcome = config, gateway_id, encode_outcome
@@ -67,14 +67,14 @@ class Gateway:
         self.next_deadline = self._timers.next
         self.admission = Admission(config, self.routes, self._timers, self.requests)
         self.sessions = SessionTable(gateway_id, config, self._timers)
-        self._answers: dict[str, tuple[str, ...]] = {}  # of each submitted request that is not over
+        self._answers: dict[str, tuple[str, ...]] = {}  # answer ids of each unfinished submitted request
         self._by_pool: dict[str, dict[str, None]] = {}  # ordered sets of answers
         self._resyncing = False
-        self._acking = False  # draining, and every answer has ended
+        self._acking = False  # draining after the end of every answer
 
     @property
     def n_held(self) -> int:
-        """Answers that no runner has."""
+        """Return the number of answers without a runner."""
         return sum(stream.running is None for stream in self.requests.values())
 
     # ---------------------------------------------------------------- the machine
@@ -111,7 +111,8 @@ class Gateway:
             case _:
                 assert event is TICK
                 effects = []
-                while (key := self._timers.take_due(now)) is not None:  # what one ends may have had another
+                # Each is taken singly: the handling of a deadline may clear a further deadline.
+                while (key := self._timers.take_due(now)) is not None:
                     effects += self._on_deadline(key, now)
         if self.admission.draining:
             effects += self._drained(now)
@@ -137,7 +138,7 @@ class Gateway:
     # ---------------------------------------------------------------- submission
 
     def _submit(self, arrival: Arrival, prediction: Prediction, now: float) -> list[Effect]:
-        """Hand every answer to the scheduler. From here on each has exactly one outcome."""
+        """Hand every answer to the scheduler. From here on each answer has exactly a single outcome."""
         request = arrival.request
         assert request is not None
         pool = request.route.pool
@@ -162,12 +163,12 @@ class Gateway:
         return effects
 
     def _abandon(self, request_id: str, now: float) -> list[Effect]:
-        """End what is left of a request. Harmless after the end."""
+        """End the remaining answers of a request. Harmless after the end."""
         event = events.ClientGone(request_id)
         return [effect for answer in self._answers.get(request_id, ()) for effect in self._apply(answer, event, now)]
 
     def _resubmit(self, now: float) -> Iterator[Effect]:
-        """Everything that counts: what is held or runs, what has ended."""
+        """Yield the full state: held and running answers, then unacknowledged outcomes."""
         for stream in self.requests.values():
             yield Send(SCHEDULER, stream.submit(now))
         for report in self.outcomes.values():
@@ -214,7 +215,7 @@ class Gateway:
         return effects
 
     def _is_available(self, pool: str) -> bool:
-        """Whether a scheduler and a ready runner of that pool are there."""
+        """Whether the scheduler is connected and the pool has a ready runner."""
         row = self.routes.pools.get(pool)
         return self.scheduler_up and row is not None and row.ready_runners > 0
 
@@ -232,7 +233,7 @@ class Gateway:
     # ---------------------------------------------------------------- runners
 
     def _on_runner(self, peer: Peer, message: object, now: float) -> list[Effect]:
-        """A message of a session; a step carries every sequence of this gateway there."""
+        """Handle a message of a session; a step carries every sequence of this gateway there."""
         session = self.sessions.get(peer)
         if session is None:
             return []  # the session is closed already
@@ -244,17 +245,17 @@ class Gateway:
             case _:
                 return []  # Draining: Ended follows for each sequence
         effects: list[Effect] = []
-        for runner in spoken:
-            stream = self.requests.get(runner.request_id)
+        for part in spoken:
+            stream = self.requests.get(part.request_id)
             if stream is None:
                 continue
             running = stream.running
-            foreign = running and running.epoch == runner.epoch and running.runner != session.runner
+            foreign = running and running.epoch == part.epoch and running.runner != session.runner
             if foreign and not stream.speaks(session.runner):
-                reason = f"it speaks for request {runner.request_id!r}, whose epoch another runner has"
+                reason = f"it speaks for request {part.request_id!r}, but its epoch belongs to a different runner"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._advance(stream, runner, now, session.runner)
+            effects += self._advance(stream, part, now, session.runner)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -285,11 +286,11 @@ class Gateway:
         return [Send(SCHEDULER, RunnerChecked(session.runner, alive=True))]
 
     def _close(self, session: SessionEntry, reason: str, now: float) -> list[Effect]:
-        """End a session. A later assignment opens another one."""
+        """End a session. A later assignment opens a new session."""
         return [self.sessions.close(session, reason), *self._lose(session, reason, now)]
 
     def _lose(self, session: SessionEntry, reason: str, now: float) -> list[Effect]:
-        """Every request on a session that is over has lost its runner."""
+        """Take the runner from every request of an ended session."""
         lost = SessionLost(session.runner, reason)
         effects = [effect for answer in list(session.requests) for effect in self._apply(answer, lost, now)]
         if session.checking:
@@ -299,14 +300,14 @@ class Gateway:
     # ---------------------------------------------------------------- one answer
 
     def _apply(self, request_id: str, event: StreamEvent, now: float) -> list[Effect]:
-        """One event of an answer, whole; nothing after its end."""
+        """Apply an event to an answer; do nothing after its end."""
         stream = self.requests.get(request_id)
         return [] if stream is None else self._advance(stream, event, now)
 
     def _advance(
         self, stream: RequestStream, event: StreamEvent, now: float, runner: RunnerId | None = None
     ) -> list[Effect]:
-        """`runner`: that has sent the event. A bug ends this answer, and no other."""
+        """Apply an event to a stream; `runner`: its sender. A bug ends only this answer."""
         request_id, old_runners, deadline = stream.request_id, stream.runners, stream.hold_deadline
         try:
             effects: list[Effect] = stream.handle(event, now, runner)  # pyright: ignore[reportAssignmentType] (a new list)
@@ -347,7 +348,7 @@ class Gateway:
         return Failure("no_scheduler", f"The scheduler could not be reached for {seconds}.", 1000)
 
     def _finish(self, stream: RequestStream, now: float) -> list[Effect]:
-        """The one end: keep and report the outcome. An answer that fails ends the request's other answers."""
+        """End an answer: keep and report the outcome. A failed answer ends the rest of the request's answers."""
         request, end, request_id, pool = stream.request, stream.end, stream.request_id, stream.pool
         assert end is not None
         del self.requests[request_id]
@@ -393,7 +394,7 @@ class Gateway:
     # ---------------------------------------------------------------- the end of the process
 
     def _end_all(self, now: float) -> list[Effect]:
-        """The drain's time is over: end what runs by name, then wait for the outcomes to be stored."""
+        """End running answers by name after the drain's time, then wait for the storage of the outcomes."""
         if self._acking:
             return [events.Drained()]
         self._acking = True
@@ -415,7 +416,7 @@ class Gateway:
     # ---------------------------------------------------------------- invariants
 
     def check(self) -> None:
-        """What must hold between two events. Raises AssertionError."""
+        """Check the invariants between two events. Raises AssertionError."""
         running: dict[Peer, set[str]] = {}
         by_pool: dict[str, set[str]] = {}
         groups = set[str]()

@@ -1,4 +1,4 @@
-"""The last hour of a gateway: latencies, answers by status, tokens, for everybody and for each namespace.
+"""The last hour of a gateway: latencies, answers by status, and tokens, in total and for each namespace.
 
 A minute holds counts by bucket. Buckets grow by a tenth, so a percentile is within 5 % of the value. An answer costs
 three of them; a token costs nothing.
@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from math import ceil, exp, log
 
 MINUTES = 60
-MAX_NAMESPACES = 500  # with figures of their own in a minute; more are in the sum of all alone
+MAX_NAMESPACES = 500  # namespaces with figures per minute; further namespaces count in the total only
 MIN_S, GROWTH = 1e-4, 1.1
-BUCKETS = 170  # the last one holds everything from 1,000 s on
+BUCKETS = 170  # the last bucket holds everything from 1,000 s on
 EVERYBODY = None
 FAILED = 400  # an error's HTTP status, at least
 _LOG_GROWTH = log(GROWTH)
 
 
 def bucket_of(seconds: float) -> int:
-    """The bucket of a duration; bucket b holds (MIN_S * GROWTH^(b-1), MIN_S * GROWTH^b]."""
+    """Return the bucket of a duration; bucket b holds (MIN_S * GROWTH^(b-1), MIN_S * GROWTH^b]."""
     return min(BUCKETS, ceil(log(max(seconds, MIN_S) / MIN_S) / _LOG_GROWTH))
 
 
 def quantile(buckets: Mapping[int, int], share: float) -> float | None:
-    """The seconds that so large a share (0..1) of the durations do not exceed; None: there is none."""
+    """Return the quantile of the durations in seconds at a share (0..1); None: no durations."""
     total = sum(buckets.values())
     if not total:
         return None
@@ -38,7 +38,7 @@ def quantile(buckets: Mapping[int, int], share: float) -> float | None:
 
 @dataclass(slots=True)
 class UsageSum:
-    """What was asked for and answered. `failed`: answers that are errors."""
+    """The sum of requests, answers and tokens. `failed`: answers with an error."""
 
     requests: int = 0
     failed: int = 0
@@ -54,7 +54,7 @@ class UsageSum:
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted in a minute, or in several. Durations by bucket; answers by (status, code)."""
+    """The counts of a minute, or of several minutes. Durations by bucket; answers by (status, code)."""
 
     ttft: Counter[int] = field(default_factory=Counter[int])
     token: Counter[int] = field(default_factory=Counter[int])  # mean time of a token after the first, by answer
@@ -80,7 +80,7 @@ class _Minute:
     tallies: dict[str | None, Tally] = field(default_factory=lambda: {EVERYBODY: Tally()})
 
     def tallies_of(self, namespace: str | None) -> Iterable[Tally]:
-        """Yield the tallies that count for a namespace; None: for a caller that is not known."""
+        """Yield the tallies of a namespace; None: of an unknown caller."""
         yield self.tallies[EVERYBODY]
         if namespace is None:
             return
@@ -92,26 +92,26 @@ class _Minute:
 
 
 class History:
-    """Times are of one monotonic clock, in seconds."""
+    """The counts of the last hour. All times are of a monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._minutes: deque[_Minute] = deque(maxlen=MINUTES)
 
     def answered(self, namespace: str | None, status: int, code: str, now: float) -> None:
-        """One answer to a client. `code`: of an error, or ""; `namespace` None: of a caller that is not known."""
+        """Count an answer to a client. `code`: of an error, or ""; `namespace` None: an unknown caller."""
         for tally in self._minute(now).tallies_of(namespace):
             tally.answers[status, code] += 1
             tally.usage.requests += 1
             tally.usage.failed += status >= FAILED
 
     def used(self, namespace: str, prompt_tokens: int, completion_tokens: int, now: float) -> None:
-        """Tokens that are billed."""
+        """Count the billed tokens of an answer."""
         for tally in self._minute(now).tallies_of(namespace):
             tally.usage.prompt_tokens += prompt_tokens
             tally.usage.completion_tokens += completion_tokens
 
     def timed(self, namespace: str, ttft_s: float | None, token_s: float | None, total_s: float, now: float) -> None:
-        """The times of an answer that somebody waited for."""
+        """Count the times of an answer with a waiting client."""
         for tally in self._minute(now).tallies_of(namespace):
             tally.total[bucket_of(total_s)] += 1
             if ttft_s is not None:
@@ -120,13 +120,14 @@ class History:
                 tally.token[bucket_of(token_s)] += 1
 
     def minutes(self, namespace: str | None, now: float) -> list[Tally]:
-        """The last MINUTES minutes, the present one last; empty where nothing happened. None: of everybody."""
+        """Return the last MINUTES minutes, the present minute last; empty tallies without answers. None: all
+        namespaces."""
         tallies = {minute.number: minute.tallies.get(namespace) for minute in self._minutes}
         present = int(now // 60)
         return [tallies.get(number) or Tally() for number in range(present - MINUTES + 1, present + 1)]
 
     def by_namespace(self, now: float) -> dict[str, UsageSum]:
-        """The last hour of each namespace. The minutes cannot hold more than MAX_NAMESPACES each."""
+        """Sum the last hour of each namespace. A minute holds at most MAX_NAMESPACES."""
         sums: dict[str, UsageSum] = {}
         for minute in self._minutes:
             if minute.number > now // 60 - MINUTES:
@@ -143,7 +144,7 @@ class History:
 
 
 def summed(tallies: Iterable[Tally]) -> Tally:
-    """All of them together."""
+    """Return the sum of all given tallies."""
     total = Tally()
     for tally in tallies:
         total.add(tally)

@@ -1,17 +1,17 @@
-"""Limits of keys and namespaces, held by every gateway for itself and together within a bound.
+"""Limits of keys and namespaces. Each gateway keeps its limits, and all gateways together keep them within a bound.
 
-A rate is a token bucket, written as its debt: `used` grows by what is admitted and shrinks by limit / 60 a second, and
-nothing is admitted that takes `used` above the limit. So an idle caller may use a minute's worth at once, and in any T
-seconds at most limit + limit * T / 60 are admitted. (The leaky bucket as a meter, ITU-T I.371 annex A, of which GCRA is
-the equivalent virtual scheduling form.) Concurrent requests are a bucket that does not shrink by itself.
+A rate is a token bucket, written as its debt. `used` grows by the admitted amount and shrinks by limit / 60 a second;
+no request may take `used` above the limit. So an idle caller may use a minute's worth at once. In any T seconds at most
+limit + limit * T / 60 are admitted. This is the leaky bucket as a meter (ITU-T I.371 annex A); GCRA is the equivalent
+virtual scheduling form. Concurrent requests are a bucket without a shrinking debt.
 
-Tokens are charged at admission: prompt and `max_tokens` of every answer (1,024 where nobody asked for any), at most the
-limit, so that no request is refused for good; the end corrects the charge to the tokens there were.
+Tokens are charged at admission: prompt and `max_tokens` of every answer (1,024 without `max_tokens`). The charge is at
+most the limit, so that no request is refused for good. The end of the request corrects the charge to the real tokens.
 
-Gateways report what they used every `REPORT_S` and add what the others report. Between two of its reports a gateway
-admits at most its share of what is left, 1 / gateways, and always one request. So at any moment `used` is above the
-limit by at most one request of every other gateway, and by what was used within one interval and the message's way;
-what is above it is paid back before anything else is admitted. A gateway that cannot report keeps its share.
+Gateways report their use every `REPORT_S` and add the reports of the rest. Between two of its reports a gateway admits
+at most its share of the remainder, 1 / gateways, and always a single request. So `used` exceeds the limit at most by a
+request of each further gateway, and by the use within an interval and the message's way. The excess is paid back before
+the next admission. A gateway that cannot report keeps its share.
 """
 
 import math
@@ -23,32 +23,33 @@ from itertools import islice
 from weft.domain.limits import SECONDS, LimitReport, LimitRule, LimitUse, Metric
 
 REPORT_S = 1.0
-SILENT_S = 5.0  # a gateway that reports nothing for so long is gone, and what it ran with it
+SILENT_S = 5.0  # a gateway silent for this time is gone, with its running requests
 MAX_WAIT_S = 60.0  # the official clients wait no longer
 MIN_WAIT_S = 0.1  # for a place among concurrent requests
-MEAN_WEIGHT = 0.05  # of the newest request in the mean duration
-SWEEP = 1000  # rules that `forget` looks at, in turn: all of 10,000 keep the event loop for 25 ms
+MEAN_WEIGHT = 0.05  # weight of the newest request in the mean duration
+SWEEP = 1000  # rules checked by `forget`, in turn: all of 10,000 block the event loop for 25 ms
 Name = tuple[str, str]  # subject and model of a rule
 
 
 class Meter:
-    """The use of one metric of one rule."""
+    """The use of a metric of a rule."""
 
     def __init__(self, limit: int, *, rate: bool, now: float) -> None:
         self.limit, self.per_s = limit, limit / SECONDS if rate else 0.0
         self.used = 0.0  # by all gateways, as far as known
-        self.unreported = 0.0  # of that what the others do not know of
+        self.unreported = 0.0  # the part not yet known to further gateways
         self.delta = 0  # to report, with its sign
         self._at = self._next_place = now
 
     def set_limit(self, limit: int) -> None:
-        """What was used stays."""
+        """Set a new limit and keep the use."""
         self.limit = limit
         if self.per_s:
             self.per_s = limit / SECONDS
 
     def advance(self, now: float, gateways: int) -> None:
-        """Use shrinks with time; a gateway's own part by its share, so that it is right without any report."""
+        """Shrink the use by the time passed. This gateway's part shrinks by its share, so that it is right without any
+        report."""
         elapsed, self._at = max(0.0, now - self._at), max(self._at, now)
         self.used = max(0.0, self.used - elapsed * self.per_s)
         self.unreported = max(0.0, self.unreported - elapsed * self.per_s / gateways)
@@ -61,7 +62,7 @@ class Meter:
         return gateways == 1 or self.unreported <= 0 or self.unreported + cost <= left / gateways
 
     def add(self, amount: int) -> None:
-        """Use, or the correction of an earlier one."""
+        """Add a use, or the correction of an earlier use."""
         self.delta += amount
         self.used, self.unreported = max(0.0, self.used + amount), max(0.0, self.unreported + amount)
 
@@ -69,15 +70,16 @@ class Meter:
         self.used = max(0.0, self.used + amount)
 
     def reported(self) -> int:
-        """Return what the others add to their use; from now on they know of everything.
+        """Return the amount that further gateways add; from now on they know the full use.
 
-        Of what time has paid back this gateway's share is left out: the others have paid back theirs.
+        The amount paid back by time is left out at this gateway's share: the rest of the gateways have paid back
+        theirs.
         """
         delta, self.delta, self.unreported = min(self.delta, math.ceil(self.unreported)), 0, 0.0
         return delta
 
     def place(self, cost: int, now: float, mean_s: float) -> float:
-        """Seconds until a refused request should come back: each is given a time of its own."""
+        """Return the seconds until a refused request should come back: each request gets a separate time."""
         if self.per_s:
             wait_s, step_s = (self.used + cost - self.limit) / self.per_s, cost / self.per_s
         else:
@@ -92,23 +94,23 @@ class Meter:
 
     @property
     def reset_s(self) -> float:
-        """Until nothing of a rate is used."""
+        """Return the seconds until the rate's use is 0."""
         return self.used / self.per_s
 
 
 class Bucket:
-    """One rule's meters, by what it limits."""
+    """The meters of a rule, by limited metric."""
 
     def __init__(self, rule: LimitRule, now: float) -> None:
         self.rule = rule
         self.running = 0  # here
         self.running_at: dict[str, int] = {}  # the other gateways
-        self.mean_s = 1.0  # of its requests, exponentially weighted
+        self.mean_s = 1.0  # mean duration of its requests, exponentially weighted
         self.meters: dict[Metric, Meter] = {}
         self.follow(rule, now)
 
     def follow(self, rule: LimitRule, now: float) -> None:
-        """The rule has changed, or is new; what was used stays."""
+        """Follow a changed or new rule; the use stays."""
         self.rule = rule
         for metric in Metric:
             limit, meter = rule.limit(metric), self.meters.get(metric)
@@ -132,16 +134,16 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What was charged for a request, to be settled at its end."""
+    """The charge of a request, to be settled at its end."""
 
-    tokens: tuple[tuple[Name, int | None], ...]  # by rule; None: it does not limit tokens
+    tokens: tuple[tuple[Name, int | None], ...]  # by rule; None: the rule does not limit tokens
     requests: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What is left of a rate by the rule that leaves the least."""
+    """The remainder of a rate by its tightest rule."""
 
     limit: int
     remaining: int
@@ -150,7 +152,7 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """A limit that is reached: nothing was charged."""
+    """A reached limit; no charge was made."""
 
     rule: LimitRule
     metric: Metric
@@ -159,25 +161,26 @@ class Exceeded:
 
 
 class Limiter:
-    """The meters of one gateway. Times are of one clock that never goes back; one owner calls it.
+    """The meters of a gateway. Times are of a clock that never goes back; a single owner calls it.
 
-    A report, sent or taken, costs the rules that it names, however many there are.
+    The cost of a report, sent or taken, depends only on the rules in it.
     """
 
     def __init__(self, gateway: str) -> None:
         self._gateway = gateway
         self._buckets: dict[Name, Bucket] = {}
         self._unreported: dict[Name, None] = {}  # an ordered set: rules used since the last report, or running here
-        self._running_at: dict[str, list[Name]] = {}  # by the other gateways, the rules that their requests count for
-        self._reported_at: dict[str, float] = {}  # by the other gateways, the last time
+        self._running_at: dict[str, list[Name]] = {}  # by gateway, the rules of its running requests
+        self._reported_at: dict[str, float] = {}  # by gateway, the time of its last report
 
     @property
     def gateways(self) -> int:
-        """How many gateways share the limits, this one included."""
+        """Return the number of gateways that share the limits, including this gateway."""
         return 1 + len(self._reported_at)
 
     def exceeded(self, rules: Sequence[LimitRule], requests: int, tokens: int | None, now: float) -> Exceeded | None:
-        """The first limit that has no room for a request. `tokens`: as of `admit`; None: not known yet, any number."""
+        """Return the first limit without room for a request. `tokens`: as of `admit`; None: not known yet, any
+        number."""
         for rule in rules:
             bucket = self._bucket(rule, now)
             for metric, meter in bucket.meters.items():
@@ -187,7 +190,7 @@ class Limiter:
         return None
 
     def admit(self, rules: Sequence[LimitRule], requests: int, tokens: int, now: float) -> Charge | Exceeded:
-        """Charge every rule, or none. `tokens`: of the prompts and of the longest answers."""
+        """Charge every rule, or no rule. `tokens`: of the prompts and of the longest answers."""
         if (exceeded := self.exceeded(rules, requests, tokens, now)) is not None:
             return exceeded
         charged: list[tuple[Name, int | None]] = []
@@ -204,7 +207,7 @@ class Limiter:
         return Charge(tuple(charged), requests, now)
 
     def settle(self, charge: Charge, tokens: int, now: float) -> None:
-        """Settle a charge, once, when its request has ended with `tokens` tokens."""
+        """Settle a charge, once, at its request's end with `tokens` tokens."""
         for name, charged in charge.tokens:
             if (bucket := self._buckets.get(name)) is None:
                 continue
@@ -218,13 +221,13 @@ class Limiter:
                 meter.unreported = max(0.0, meter.unreported - charge.requests)
 
     def remaining(self, rules: Iterable[LimitRule], metric: Metric, now: float) -> Remaining | None:
-        """Return what the rule that leaves the least leaves; None: no rule limits it."""
+        """Return the remainder by the tightest rule; None: no rule limits it."""
         meters = [self._bucket(rule, now).meters.get(metric) for rule in rules]
         remaining = [Remaining(meter.limit, meter.remaining, meter.reset_s) for meter in meters if meter is not None]
         return min(remaining, key=lambda limit: limit.remaining, default=None)
 
     def report(self, now: float) -> LimitReport:
-        """What the others are to know: what was used since the last report."""
+        """Return the use since the last report, for further gateways."""
         uses: list[LimitUse] = []
         names, self._unreported = self._unreported, {}
         for name in names:
@@ -240,7 +243,7 @@ class Limiter:
         return LimitReport(self._gateway, tuple(uses))
 
     def take(self, report: LimitReport, now: float) -> None:
-        """What another gateway used. What it ran before and does not name has ended."""
+        """Take a further gateway's use. Its earlier running requests have ended unless the report names them."""
         self._reported_at[report.gateway] = now
         self._end_running(report.gateway)
         for use in report.uses:
@@ -253,11 +256,12 @@ class Limiter:
         self._running_at[report.gateway] = [_name(use.rule) for use in report.uses if use.concurrent]
 
     def reconnected(self, now: float) -> None:
-        """This gateway could hear nobody: the others' silence counts from now."""
+        """Restart the silence of all gateways after this gateway was disconnected."""
         self._reported_at = dict.fromkeys(self._reported_at, now)
 
     def forget(self, now: float) -> None:
-        """Silent gateways, and of the next SWEEP rules those that nobody uses. Not while this one hears nobody."""
+        """Forget silent gateways, and the unused rules among the next SWEEP rules. Not to be called while this gateway
+        is disconnected."""
         for gateway in [gateway_id for gateway_id, at in self._reported_at.items() if now - at > SILENT_S]:
             del self._reported_at[gateway]
             self._end_running(gateway)
@@ -265,14 +269,14 @@ class Limiter:
             bucket = self._buckets.pop(name)
             bucket.advance(now, self.gateways)
             if not bucket.idle or name in self._unreported:
-                self._buckets[name] = bucket  # at the end: others are next
+                self._buckets[name] = bucket  # at the end: further rules are next
 
     def _end_running(self, gateway: str) -> None:
         for name in self._running_at.pop(gateway, ()):
             self._buckets[name].running_at.pop(gateway, None)
 
     def _bucket(self, rule: LimitRule, now: float) -> Bucket:
-        """Return the bucket of a rule as it is now."""
+        """Return the bucket of a rule at its present limits."""
         bucket = self._buckets.get(_name(rule))
         if bucket is None:
             bucket = self._buckets[_name(rule)] = Bucket(rule, now)
@@ -283,7 +287,7 @@ class Limiter:
 
 
 def rules_for(rules: Iterable[LimitRule], model: str) -> list[LimitRule]:
-    """Return the rules that a request to this model counts for."""
+    """Return the rules of requests to a model."""
     return [rule for rule in rules if not rule.model or fnmatchcase(model, rule.model)]
 
 

@@ -1,7 +1,7 @@
-"""The served models as the scheduler's changes gave them, and who may use them.
+"""The served models, built from the scheduler's changes, and their permitted callers.
 
-A change costs what it carries. Adapters are indexed by namespace: what one tenant may use is listed without reading the
-models of others.
+The cost of a change is its size. Adapters are indexed by namespace, so a tenant's models are listed without reading
+further models.
 """
 
 import zlib
@@ -15,32 +15,31 @@ from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes, Un
 from weft_gateway.core.directory import Directory, Key, NamePage, matches, page_of
 
 DIGEST_PREFIX = "sha256:"
-MIN_PIN_HEX = 12  # of a digest's 64 digits: as many as status messages show
-NAMED_MAX = 10  # versions that an error names
+MIN_PIN_HEX = 12  # of a digest's 64 digits: as shown in status messages
+NAMED_MAX = 10  # versions named in an error
 
 
 class UnknownVersion(Exception):
-    """A content of a model that this caller may use is pinned, and is not served. The message says which ones are."""
+    """A pin of an unserved content of a permitted model. The message names the served versions."""
 
     def __init__(self, model: str, pin: str, versions: tuple[AdapterVersion, ...]) -> None:
         served = [f"{v.name} ({v.digest})" if v.name else v.digest for v in versions[:NAMED_MAX]]
         rest = f" and {len(versions) - NAMED_MAX} more" if len(versions) > NAMED_MAX else ""
-        super().__init__(
-            f"The model {model!r} has no version {pin[:80]!r} that is served. Served: {', '.join(served)}{rest}."
-        )
+        super().__init__(f"The model {model!r} has no served version {pin[:80]!r}. Served: {', '.join(served)}{rest}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
     """The caller: a namespace, and the public prefix of the key.
 
-    `namespace` None sees everything: keys are off, or the key is the platform's. `tenant` is "" then, else the same.
+    `namespace` None sees everything: keys are off, or the key is the platform's. `tenant` is then "", else the
+    namespace.
     """
 
     namespace: str | None
     key_id: str = ""
     scope: KeyScope = KeyScope.INFERENCE
-    models: tuple[str, ...] = ()  # names, or patterns with * and ?; none: every model of the namespace
+    models: tuple[str, ...] = ()  # names, or patterns with * and ?; empty: every model of the namespace
     limits: tuple[LimitRule, ...] = ()
     tenant: str = field(init=False)
 
@@ -48,7 +47,7 @@ class Principal:
         object.__setattr__(self, "tenant", self.namespace or "")
 
     def may_use(self, model: str) -> bool:
-        """Whether the key's models have this name among them."""
+        """Whether the key's models include the name."""
         return not self.models or matches(self.models, model)
 
 
@@ -64,12 +63,12 @@ class RouteIndex(RouteBook):
     _bases: dict[str, Route] = field(default_factory=dict[str, Route])  # by model name
     _adapters: dict[str, dict[str, Route]] = field(default_factory=dict[str, dict[str, Route]])  # by namespace, by name
     _unserved: dict[str, dict[str, Unserved]] = field(default_factory=dict[str, dict[str, Unserved]])  # namespace, uid
-    _by_digest: dict[str, str] = field(default_factory=dict[str, str])  # the model name of one adapter of that content
+    _by_digest: dict[str, str] = field(default_factory=dict[str, str])  # a model name by digest
     _names: Directory = field(default_factory=Directory)
     _unserved_names: Directory = field(default_factory=Directory)
 
     def take(self, change: Routes) -> list[str]:
-        """Apply a change. Returns the names of the pools whose rows changed, in order.
+        """Apply a change. Return the sorted names of the pools with changed rows.
 
         Raises RoutesGap, which changes nothing.
         """
@@ -93,9 +92,11 @@ class RouteIndex(RouteBook):
         return sorted(name for name in names if pools.get(name) != self.pools.get(name))
 
     def find(self, model: str, principal: Principal) -> tuple[Route, PoolRoute] | None:
-        """The route of a model, if this caller may use it. `model@pin`: of that content of it, if it is served.
+        """Return the route of a model, if the caller may use it. `model@pin`: the route of a pinned content, if it is
+        served.
 
-        A pin is the name of a version, a digest, or the first 12 hex digits of one or more. Raises UnknownVersion.
+        A pin is the name of a version, a digest, or at least the first 12 hex digits of a digest. Raises
+        UnknownVersion.
         """
         name, at, pin = model.partition("@")
         route = self.routes.get(name)
@@ -110,20 +111,20 @@ class RouteIndex(RouteBook):
         return (_pinned(route, pool, pin) if at else route), pool
 
     def visible(self, principal: Principal) -> Iterator[tuple[Route, PoolRoute]]:
-        """Everything this caller may use, bases first, then by name. The table may change while it is read."""
+        """Yield everything the caller may use, bases first, then by name. The table may change during the reading."""
         for name in (*sorted(self._bases), *[name for name, _ in self._served(principal)]):
             if located := self.find(name, principal):
                 yield located
 
     def adapters(self, principal: Principal, search: str, skip: int, limit: int) -> tuple[list[Route], NamePage]:
-        """A page of the served adapters that this caller may use, by name."""
+        """Return a page of the caller's served adapters, by name."""
         page = page_of(self._served(principal), search, skip, limit)
         return [self.routes[name] for name, _ in page.keys], page
 
     def unserved_adapters(
         self, principal: Principal, search: str, skip: int, limit: int
     ) -> tuple[list[Unserved], NamePage]:
-        """A page of this caller's adapters that are not served, by name."""
+        """Return a page of the caller's unserved adapters, by name."""
         page = page_of(self._failed(principal), search, skip, limit)
         return [self.unserved[uid] for _, uid in page.keys], page
 
@@ -136,11 +137,11 @@ class RouteIndex(RouteBook):
         return self._unserved_names.keys(namespace, principal.models, lambda: _names(self._unserved, namespace))
 
     def name_of(self, digest: str) -> str | None:
-        """The model name of an adapter with that content."""
+        """Return the model name of an adapter by its digest."""
         return self._by_digest.get(digest)
 
     def counts(self, principal: Principal) -> tuple[int, int]:
-        """This caller's adapters that are served, and that are not."""
+        """Count the caller's served and unserved adapters."""
         if principal.models:
             return len(self._served(principal)), len(self._failed(principal))
         namespace = principal.namespace
@@ -149,11 +150,11 @@ class RouteIndex(RouteBook):
         return len(self._adapters.get(namespace, ())), len(self._unserved.get(namespace, ()))
 
     def bases(self, principal: Principal) -> list[tuple[Route, PoolRoute]]:
-        """The bases that this caller may use, by name."""
+        """Return the bases for the caller, by name."""
         return [entry for name in sorted(self._bases) if (entry := self.find(name, principal))]
 
     def principal_of(self, key_hash: str, now_unix_ms: int) -> Principal | None:
-        """The caller whose API key has this hash (hex SHA-256), if it has not expired."""
+        """Return the caller of an API key by its hash (hex SHA-256), unless the key has expired."""
         key = self.keys.get(key_hash)
         if key is None or (key.expires_unix_ms and key.expires_unix_ms <= now_unix_ms):
             return None
@@ -161,7 +162,8 @@ class RouteIndex(RouteBook):
         return Principal(namespace, key.key_id, key.scope, key.models, key.limits)
 
     def limits_of(self, namespace: str) -> tuple[LimitRule, ...]:
-        """A namespace's limits, whatever its keys are: they have an entry of their own, which no key's hash can be."""
+        """Return a namespace's limits for any of its keys. They have a separate entry, distinct from every key's
+        hash."""
         entry = self.keys.get(limits_entry(namespace))
         return entry.limits if entry else ()
 
@@ -179,12 +181,12 @@ class RouteIndex(RouteBook):
         self._unserved_names.change(removed, added)
 
     def _models_of(self, route: Route) -> dict[str, Route]:
-        """The part of the index that lists the route."""
+        """Return the part of the index with the route."""
         return self._bases if route.digest == BASE else self._adapters.setdefault(route.namespace, {})
 
 
 def versions_of(route: Route, pool: PoolRoute) -> tuple[AdapterVersion, ...]:
-    """Every content of a model that is served, the present one first."""
+    """Return every served content of a model, the present content first."""
     if route.digest == BASE:
         return (AdapterVersion(pool.base_digest, 0),)
     present = AdapterVersion(
@@ -195,7 +197,7 @@ def versions_of(route: Route, pool: PoolRoute) -> tuple[AdapterVersion, ...]:
 
 
 def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
-    """The route to the content that a pin means. Raises UnknownVersion."""
+    """Return the route to a pinned content. Raises UnknownVersion."""
     versions = versions_of(route, pool)
     if pin.startswith(DIGEST_PREFIX) and len(pin) >= len(DIGEST_PREFIX) + MIN_PIN_HEX:
         matches = [version for version in versions if version.digest.startswith(pin)]
@@ -209,10 +211,10 @@ def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
 
 
 def route_of_draw(route: Route, key: str) -> Route:
-    """The content of an adapter with a canary that answers a request without a pin.
+    """Return the route of a request without a pin to an adapter with a canary.
 
-    The key (the request's user, or its id) decides: equal keys have the same content while the weight stays, and a
-    larger weight takes nobody from the canary.
+    The key (the request's user, or its id) decides: equal keys have the same content while the weight stays. A larger
+    weight moves no key away from the canary.
     """
     canary = next((version for version in route.versions if version.weight), None)
     if canary is None or zlib.crc32(f"{route.uid} {key}".encode()) % 100 >= canary.weight:
@@ -236,7 +238,7 @@ def _key(served: Route | Unserved) -> Key:
 
 
 def _keys(routes: Iterable[Route]) -> list[tuple[str, Key]]:
-    """Return the keys of adapters; bases are few, and listed apart."""
+    """Return the keys of adapters; bases are few, and listed separately."""
     return [(route.namespace, _key(route)) for route in routes if route.digest != BASE]
 
 

@@ -1,4 +1,5 @@
-"""Sessions to runners: one for each incarnation, opened for its first assignment, closed when it is idle for long."""
+"""Sessions to runners, a session for each incarnation: opened for its first assignment, closed after a long idle
+time."""
 
 from dataclasses import dataclass, field
 
@@ -12,17 +13,17 @@ from weft_gateway.core.stream import Located
 
 @dataclass(slots=True)
 class SessionEntry:
-    """A stream to a runner's incarnation, and the requests that run there. `ready`: the runner has answered."""
+    """A stream to a runner's incarnation, and the requests running there. `ready`: the runner has answered."""
 
     peer: Peer
     runner: RunnerId
     ready: bool = False
-    checking: bool = False  # the scheduler waits for what its end, or an answer, says of the runner
+    checking: bool = False  # the scheduler waits for news of the runner: the session's end, or an answer
     requests: dict[str, None] = field(default_factory=dict[str, None])  # an ordered set
 
 
 class SessionTable:
-    """Each session has a deadline while it connects, and while no request runs there."""
+    """The open sessions. Each session has a deadline while it connects, and while no request runs there."""
 
     def __init__(self, gateway_id: str, config: GatewayConfig, timers: Timers) -> None:
         self._gateway_id, self._config, self._timers = gateway_id, config, timers
@@ -33,13 +34,13 @@ class SessionTable:
         return len(self._open)
 
     def replaced_by(self, located: Located) -> list[SessionEntry]:
-        """Return the sessions to earlier incarnations of its device; none once it has a session itself."""
+        """Return the sessions to earlier incarnations of a runner's device; empty if it has a session already."""
         if located.peer in self._open:
             return []
         return [session for session in self._open.values() if session.runner.uuid == located.runner.uuid]
 
     def enter(self, located: Located, request_id: str, pool: str, now: float) -> list[OpenSession]:
-        """Take in a request of that pool, which is there now."""
+        """Enter a request of the pool. It runs at the runner now."""
         (runner, address, peer), opened = located, list[OpenSession]()
         if peer not in self._open:
             self._open[peer] = SessionEntry(peer, runner)
@@ -52,7 +53,7 @@ class SessionTable:
         return opened
 
     def leave(self, peer: Peer, request_id: str, now: float) -> None:
-        """Let a request go that is not there any more."""
+        """Remove a request after its end at the runner."""
         if session := self._open.get(peer):
             session.requests.pop(request_id, None)
             self._watch(session, now)
@@ -63,7 +64,7 @@ class SessionTable:
         self._watch(session, now)
 
     def remove(self, session: SessionEntry) -> None:
-        """The session is over."""
+        """Remove a session after its end."""
         del self._open[session.peer]
         self._timers.clear((Deadline.SESSION, session.peer.name))
 
@@ -72,9 +73,9 @@ class SessionTable:
         return Close(session.peer, reason)
 
     def check(self, running: dict[Peer, set[str]]) -> None:
-        """`running`: the requests that run at each runner. Raises AssertionError."""
-        requests_by_peer = {one.peer: set(one.requests) for one in self._open.values() if one.requests}
-        assert requests_by_peer == running, "the requests of a session are those that run there"
+        """Check the sessions. `running`: the running requests by runner. Raises AssertionError."""
+        requests_by_peer = {entry.peer: set(entry.requests) for entry in self._open.values() if entry.requests}
+        assert requests_by_peer == running, "the requests of a session differ from the running requests"
         for peer, session in self._open.items():
             watched = (Deadline.SESSION, peer.name) in self._timers
             assert watched == (not (session.ready and session.requests)), "an unused session has a deadline"

@@ -1,4 +1,4 @@
-"""Whether an adapter answers now, and if not, why, in a sentence for its owner."""
+"""Whether an adapter answers now, and if not, the reason in a sentence for its owner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,23 @@ from weft.domain.routes import PoolRoute
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`state`: served, waiting (requests are held) or failing (no runner could load it). `reason`: of the other two."""
+    """The state of an adapter: served, waiting (requests are held) or failing (no runner could load it). `reason`:
+    empty if served."""
 
     state: str
     reason: str = ""
 
 
 def standing(pool: PoolRoute | None, places: Sequence[FleetAdapter], hold_s: float, *, scheduler_up: bool) -> Standing:
-    """Tell whether a routed adapter answers. `places`: where runners have it; `hold_s`: a request's wait for one."""
+    """Tell whether a routed adapter answers. `places`: its places at runners; `hold_s`: a request's longest wait."""
     if not scheduler_up:
         return Standing("waiting", "The scheduler is not connected: new requests wait until it is.")
     if pool is None:
         return Standing("waiting", "Its pool is not known here yet.")
     if not pool.ready_runners:
-        return Standing("waiting", f"Pool {pool.name} has no ready runner: a request waits up to {hold_s:g} s for one.")
+        return Standing(
+            "waiting", f"Pool {pool.name} has no ready runner: a request waits up to {hold_s:g} s for a runner."
+        )
     errors = [place.error for place in places if place.error]
     if errors and not any(place.tier is Tier.DEVICE for place in places):
         return Standing("failing", f"A runner could not load it: {errors[0]}")
@@ -31,7 +34,7 @@ def standing(pool: PoolRoute | None, places: Sequence[FleetAdapter], hold_s: flo
 
 
 def places_by_digest(fleet: FleetReport) -> dict[str, list[FleetAdapter]]:
-    """Return, by digest, the places where the listed runners have each adapter."""
+    """Return, by digest, the places of each adapter at the listed runners."""
     places: dict[str, list[FleetAdapter]] = {}
     for runner in fleet.runners:
         for adapter in runner.adapters:

@@ -1,17 +1,18 @@
-"""One answer of a request as a pure machine: `handle(event, now) -> [effects]`.
+"""An answer of a request as a pure machine: `handle(event, now) -> [effects]`.
 
     held ──Assign──▶ running ──EOS, LENGTH, stop string or token──▶ done
       ▲                │
       └── Preempt, SessionLost, NoCapacity, Ended ──┘       (any state) ──ClientGone, Reject, hold time──▶ done
 
-An epoch may have two runners: one computes the prompt and the first token and sends its KV to the other, for the tokens
-after it (Splitwise, section 4.2), or the runner of the epoch before sends it (a migration with KV: Freeze there,
-Frozen, Start here). Both speak for the epoch until the second one's first token: from then on it alone does.
+An epoch may have two runners. The first runner computes the prompt and the first token. It sends its KV to the second
+runner for the following tokens (Splitwise, section 4.2). In a migration with KV, the runner of the previous epoch sends
+it (Freeze there, Frozen, Start here). Both runners speak for the epoch until the second runner's first token; from then
+on only the second runner does.
 
-What always holds, whatever is lost, repeated or late (`RequestStream.check`):
+Invariants under lost, repeated and late messages (`RequestStream.check`):
 - a token is appended only for the present epoch and at position == len(tokens): never lost, never twice; so is its
-  log probability, where the client asked for them;
-- an epoch ends once: a second event that would end it is ignored, as is everything below the highest epoch seen;
+  log probability, if the client asked for them;
+- an epoch ends once: a second end is ignored, and so is everything below the highest epoch seen;
 - exactly one end, and nothing after it.
 
 A migration without KV is Stop here and Start there at once, with the tokens so far (Punica, section 5.3).
@@ -65,7 +66,7 @@ from weft_gateway.core.events import (
     RequestAborted,
 )
 
-UNCOUNTED = frozenset({FailReason.NO_CAPACITY, FailReason.PREEMPTED})  # the system's own doing
+UNCOUNTED = frozenset({FailReason.NO_CAPACITY, FailReason.PREEMPTED})  # decisions of the system
 _ENDED = {
     EndReason.DRAINED: FailReason.DRAINED,
     EndReason.LOAD_FAILED: FailReason.LOAD_FAILED,
@@ -73,7 +74,7 @@ _ENDED = {
     EndReason.UNKNOWN_ADAPTER: FailReason.LOAD_FAILED,
     EndReason.RUNNER_FULL: FailReason.RUNNER_FULL,
     EndReason.KV_LOST: FailReason.KV_LOST,
-    EndReason.GRAMMAR: FailReason.RUNNER_ERROR,  # of an epoch that is over
+    EndReason.GRAMMAR: FailReason.RUNNER_ERROR,  # of an ended epoch
 }
 _REJECTED = {
     RejectReason.QUEUE_FULL: ("queue_full", "The queue of this model's pool is full."),
@@ -92,7 +93,7 @@ _REJECTED = {
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The session to that incarnation broke, or the runner's lease ran out."""
+    """The loss of a runner: the session to its incarnation broke, or its lease ran out."""
 
     runner: RunnerId
     detail: str = ""
@@ -100,14 +101,14 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class PoolAvailability:
-    """Whether the scheduler is there and the request's pool has a ready runner."""
+    """Whether the scheduler is connected and the request's pool has a ready runner."""
 
     available: bool
 
 
 @dataclass(frozen=True, slots=True)
 class HoldExpired:
-    """The hold time may be over. `failure` names what was missing."""
+    """A possible end of the hold time. `failure` names the missing part."""
 
     failure: Failure
 
@@ -120,7 +121,7 @@ StreamEffect = Send | Emit | FirstToken
 
 
 class Located(NamedTuple):
-    """A runner, the address of its gRPC server, and the peer that it is."""
+    """A runner, the address of its gRPC server, and its peer."""
 
     runner: RunnerId
     address: str
@@ -136,13 +137,13 @@ def _located(place: Assign | TokenRunner) -> Located:
 
 
 class RequestStream:
-    """One answer of a request that `arrived`, from its submission at `now` (seconds) to its one end.
+    """An answer of a request, from its submission at `now` to its end. The request arrived at `arrived` (seconds).
 
-    `hold_s` bounds the time with nowhere to go. A request that merely queues (new, preempted, or refused by NoCapacity)
-    in a pool that is available has somewhere to go: its hold time stands still, for the queue's bound and the client's
-    patience end such a wait. The hold time of a request that lost its runner otherwise (crash, drain, error) runs until
-    the next assignment. It runs on over assignments that came to nothing and starts again once a runner has begun. A
-    line of a batch has no hold time: whoever submitted it ends it.
+    `hold_s` bounds the time without a destination. A queued request (new, preempted, or refused by NoCapacity) in an
+    available pool has a destination. Its hold time stands still, because the queue's bound and the client's patience
+    end the wait. If a request lost its runner otherwise (crash, drain, error), its hold time runs until the next
+    assignment. It continues after a failed assignment, and restarts once a runner has begun. A line of a batch has no
+    hold time: its submitter ends it.
     """
 
     def __init__(
@@ -163,40 +164,40 @@ class RequestStream:
         self.tokens: list[int] = []
         self.draft_use = DraftUse()  # of all epochs
         self.running: Assign | None = None  # the present ownership
-        self.runners: tuple[Located, ...] = ()  # that have the request; a new tuple whenever they are others
+        self.runners: tuple[Located, ...] = ()  # runners of the request; a new tuple at each change
         self.migrations = 0  # assignments beyond the first, for the outcome
-        self.counted_migrations = 0  # epochs that failed: not those that the system ended, or moved with their KV
-        self.preemptions = 0  # epochs that the system ended, without those that the runner never began
+        self.counted_migrations = 0  # failed epochs, without epochs ended by the system or moved with their KV
+        self.preemptions = 0  # epochs ended by the system after the runner had begun
         self.start_tokens = 0  # emitted when the present epoch began
         self.end: End | None = None
         self.first_token_at: float | None = None
-        self._cached_tokens = 0  # of the prompt, that the first runner with a token reused
+        self._cached_tokens = 0  # tokens of the prompt reused by the first runner with a token
         self.hold_deadline: float | None = None  # when the hold time runs out; None while it stands still
-        self._receiver: RunnerId | None = None  # of the runners: the one that waits for the KV of the other
-        self._freezing: Assign | None = None  # the epoch before, while its runner is to stop and send its KV
+        self._receiver: RunnerId | None = None  # the runner still waiting for the KV
+        self._freezing: Assign | None = None  # the previous epoch, while its runner stops and sends its KV
         self._highest = NEVER
         self._available = available  # a scheduler and a ready runner are there
         self._class_before = ""  # numerics class of the tokens of earlier epochs
-        # Of the prompt so far, none for its first token; None where there are none to report, any more. They are
-        # the first answer's.
+        # Log probabilities of the prompt so far, None for its first token. None: no more to report. They belong to the
+        # first answer.
         has_logprobs = request.sampling.prompt_logprobs is not None and index == 0
         self._prompt_logprobs: list[TokenLogprob | None] | None = [None] if has_logprobs else None
-        self._state = b""  # of a request that pools
+        self._state = b""  # of a pooled request
         self._begun = False  # the present epoch has produced something
-        self.doublings = self._doublings_now = 0  # of reservations: over all epochs, in the present one
-        self._queues = True  # without a runner by the system's own doing
+        self.doublings = self._doublings_now = 0  # of reservations: over all epochs, in the present epoch
+        self._queues = True  # has no runner by the system's decision
         self._hold_s, self._held_before_s = hold_s, 0.0
         self._held_since: float | None = None  # None: the hold time stands still
         self._update_hold(now)
 
     @cached_property
     def _text(self) -> AnswerText:
-        """The text of the answer; made with its first token, for many wait before theirs."""
+        """Return the text of the answer. It is made with the first token, because many answers wait before theirs."""
         return AnswerText(self.request)
 
     @property
     def numerics_class(self) -> str:
-        """The numerics class of the runner that computed the latest tokens; "" before the first."""
+        """Return the numerics class of the runner of the latest tokens; "" before the first token."""
         running = self.running
         if running is None or self._freezing is not None or len(self.tokens) == self.start_tokens:
             return self._class_before
@@ -205,19 +206,19 @@ class RequestStream:
 
     @property
     def _placement(self) -> tuple[RunnerId | None, RunnerId | None]:
-        """The runner that has its epoch, or has taken over from it; the one that is still to take over."""
+        """Return the runner of the epoch, or the runner that took over; and the runner still to take over."""
         running = self.running
         if running is None or (second := running.token_runner) is None:
             return running.runner if running else None, None
         return (second.runner, None) if self._receiver is None else (running.runner, second.runner)
 
     def speaks(self, runner: RunnerId) -> bool:
-        """Whether that runner may speak for the present epoch, or may have while a message was on its way."""
+        """Whether the runner may speak for the present epoch, or could when it sent its message."""
         assert self.running is not None
         return runner == self.running.runner or any(located.runner == runner for located in self.runners)
 
     def _has_left(self, epoch: Epoch, runner: RunnerId | None) -> bool:
-        """Whether the present epoch is another runner's by now: its end at the one that handed it over ends nothing."""
+        """Whether the runner has handed over the present epoch: its end at the runner then changes nothing."""
         present = self.running is not None and epoch == self.running.epoch
         return present and runner is not None and all(located.runner != runner for located in self.runners)
 
@@ -226,7 +227,7 @@ class RequestStream:
         return self.request.route.pool
 
     def submit(self, now: float) -> Submit:
-        """Return the request as the scheduler needs it, new or again: with its age, and where it runs."""
+        """Return the request for the scheduler, new or again: with its age and its runners."""
         request, running, prediction = self.request, self.running, self._prediction
         runner, token_runner = self._placement
         return Submit(
@@ -258,10 +259,10 @@ class RequestStream:
         )
 
     def outcome(self, total_s: float, ttft_s: float | None) -> Outcome:
-        """Return the one terminal record.
+        """Return the final record of the answer.
 
-        Censored: the real length is only known to be at least this one (cut by a limit, the client, or a failure). A
-        stop string is the client's own end, so it is the real length.
+        Censored: the real length is at least the present length (cut by a limit, the client, or a failure). A stop
+        string is the client's end, so it gives the real length.
         """
         request, end, prediction = self.request, self.end, self._prediction
         assert end is not None
@@ -290,7 +291,7 @@ class RequestStream:
         )
 
     def handle(self, event: StreamEvent, now: float, runner: RunnerId | None = None) -> list[StreamEffect]:
-        """What this event changes; `runner`: that has sent it. An event that counts no more changes nothing."""
+        """Return the effects of an event; `runner`: its sender. An outdated event changes nothing."""
         if self.end:
             return []
         effects: list[StreamEffect] = []
@@ -301,7 +302,7 @@ class RequestStream:
                 if self._receiver is not None and self._receiver == runner and event.epoch == self._highest:
                     effects += self._hand_over()
                 if self.running is running:
-                    return effects  # tokens alone move no hold time
+                    return effects  # tokens do not change the hold time
             case PromptLogprobs():
                 effects = self._take_prompt_logprobs(event, now)
             case PooledState():
@@ -365,7 +366,7 @@ class RequestStream:
         return [*stops, *self._recompute(now)]
 
     def _frozen(self, frozen: Frozen, now: float) -> list[StreamEffect]:
-        """Every token of the epoch before is here; its KV is on the way to the runner of this one."""
+        """Take over from the previous epoch. All its tokens are here, and its KV is on the way to the new runner."""
         freezing, running = self._freezing, self.running
         if freezing is None or running is None or frozen.epoch != freezing.epoch:
             return []
@@ -376,7 +377,7 @@ class RequestStream:
         return [self._start(running, now, kv_from=source.runner)]
 
     def _recompute(self, now: float) -> list[StreamEffect]:
-        """Start the present epoch with the tokens so far, on one runner or on two."""
+        """Start the present epoch with the tokens so far, on its single runner or on both."""
         running, self._freezing = self.running, None
         assert running is not None
         self.runners, self._receiver = (_located(running),), None
@@ -386,7 +387,7 @@ class RequestStream:
         return [self._start(running, now, kv_from=running.runner), self._start(running, now, kv_to=second)]
 
     def _hand_over(self) -> list[StreamEffect]:
-        """The first tokens of the runner that received the KV: it has the epoch alone."""
+        """Hand the epoch to the runner with the received KV, at its first tokens."""
         assert self.running is not None
         self.runners = tuple([located for located in self.runners if located.runner == self._receiver])
         self._receiver = None
@@ -395,7 +396,7 @@ class RequestStream:
     def _start(
         self, assign: Assign, now: float, *, kv_from: RunnerId | None = None, kv_to: TokenRunner | None = None
     ) -> Send:
-        """The Start of one of its runners: the one that receives KV, the one that sends it, or the only one."""
+        """Return the Start for a runner: the receiver of KV, its sender, or the only runner."""
         self._begun, self.start_tokens, self._doublings_now = False, len(self.tokens), 0
         request, prompt_only = self.request, kv_to is not None
         start = Start(
@@ -422,9 +423,9 @@ class RequestStream:
         return Send(runner_peer(runner), start)
 
     def _sampling(self) -> Sampling:
-        """Return those of a Start: each answer is sampled from (seed, index).
+        """Return the sampling of a Start: each answer is sampled from (seed, index).
 
-        Log probabilities of the prompt that are all here, or another answer's, are not asked for again.
+        The prompt's log probabilities are requested only for the first answer, and only if some are missing.
         """
         sampling, prompt_logprobs = self.request.sampling, self._prompt_logprobs
         misses = prompt_logprobs is not None and len(prompt_logprobs) < len(self.request.prompt)
@@ -436,9 +437,9 @@ class RequestStream:
         self, epoch: Epoch, reason: FailReason, detail: str = "", free_pages: int = 0, *, stop: bool = False,
         runner: RunnerId | None = None,
     ) -> list[StreamEffect]:  # fmt: skip
-        """The present epoch is over: hold the stream until the next assignment.
+        """End the present epoch: hold the stream until the next assignment.
 
-        `stop`: the runner does not know. `runner`: of two runners the one that failed it.
+        `stop`: the runner does not know of the end. `runner`: the failed runner of the two.
         """
         blamed = runner if len(self.runners) > 1 else None
         if not self.running or epoch != self.running.epoch:
@@ -455,7 +456,7 @@ class RequestStream:
         return [*stops, Send(SCHEDULER, failed)]
 
     def _update_hold(self, now: float) -> None:
-        """The hold time runs exactly while the request has nowhere to go."""
+        """Start or stop the hold time: it runs exactly while the request has no destination."""
         waits = self.priority is Priority.BATCH or (self._queues and self._available)
         stands = bool(self.running or self.end or waits)
         if not stands and self._held_since is None:
@@ -467,7 +468,7 @@ class RequestStream:
         self.hold_deadline = None if held_since is None else held_since + self._hold_s - self._held_before_s
 
     def _cancel(self, end: End, *, scheduler_knows: bool = False) -> list[StreamEffect]:
-        """The end from outside: stop the runner, cancel at the scheduler."""
+        """End the answer from outside: stop the runner, cancel at the scheduler."""
         effects = self._stop_all(end.reason)
         if not scheduler_knows:
             effects.append(Send(SCHEDULER, Cancel(self.request_id, len(self.tokens))))
@@ -475,7 +476,7 @@ class RequestStream:
         return effects
 
     def _stop_all(self, finish: FinishReason | None = None, *, preempted: bool = False) -> list[StreamEffect]:
-        """For every runner that has the request. One of two counts how it finished, where none has done so."""
+        """Return a Stop for every runner of the request. Of two runners the first counts the finish."""
         if self.running is None:
             return []
         epoch, finishes = self.running.epoch, (finish, None)
@@ -507,7 +508,7 @@ class RequestStream:
         self.doublings += event.doublings - self._doublings_now
         self._doublings_now = event.doublings
         text = self._text.append(event, self.tokens)
-        if event.draft_use is not None:  # what a stop string cuts is no part of the answer
+        if event.draft_use is not None:  # tokens cut by a stop string do not belong to the answer
             accepted, rejected = event.draft_use
             n_tokens = min(accepted, len(self.tokens) - seen)
             self.draft_use = DraftUse(
@@ -515,7 +516,7 @@ class RequestStream:
             )
         effects: list[StreamEffect] = []
         if not self._begun:
-            self._begun, self._held_before_s = True, 0.0  # a stream that ran may be held for the full time again
+            self._begun, self._held_before_s = True, 0.0  # a stream that ran has the full hold time again
             if self.first_token_at is None:
                 self.first_token_at = now
                 self._cached_tokens = min(event.cached_tokens, len(self.request.prompt))
@@ -546,13 +547,13 @@ class RequestStream:
         return effects
 
     def _stopped_by(self, reason: FinishReason) -> str | int | None:
-        """The stop string, else the stop token, of an answer that ended there."""
+        """Return the final stop string, else the final stop token; None: the answer ended otherwise."""
         if reason is not FinishReason.STOP or self._text.stop:
             return self._text.stop
         return self.tokens[-1] if self.tokens[-1] in self.request.sampling.stop_token_ids else None
 
     def _take_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[StreamEffect]:
-        """Take those that are new: a runner that computes a prompt again sends all of them."""
+        """Take the new log probabilities. After a recomputation of a prompt a runner sends all of them again."""
         running, prompt_logprobs = self._freezing or self.running, self._prompt_logprobs
         if prompt_logprobs is None or running is None or event.epoch != running.epoch:
             return []
@@ -569,12 +570,12 @@ class RequestStream:
         if running is None or event.epoch != running.epoch:
             return []
         if len(event.vector) % 4:
-            return self._broken(f"a hidden state of {len(event.vector)} bytes is no list of 4-byte numbers", now)
+            return self._broken(f"a hidden state of {len(event.vector)} bytes is not a list of 4-byte numbers", now)
         self._state = event.vector
         return []
 
     def _broken(self, detail: str, now: float) -> list[StreamEffect]:
-        """What a runner sends is of no use."""
+        """End the epoch after a faulty message of its runner."""
         assert self.running is not None
         if self._freezing:
             return [*self._stop_all(), *self._recompute(now)]
@@ -585,12 +586,12 @@ class RequestStream:
         self.end = end
 
     def check(self) -> None:
-        """Check what must hold after every event. Raises AssertionError."""
-        assert len(self.tokens) <= self.request.max_tokens, "more tokens than were asked for"
+        """Check the invariants after every event. Raises AssertionError."""
+        assert len(self.tokens) <= self.request.max_tokens, "more tokens than max_tokens"
         assert self.running is None or self.running.epoch == self._highest, "an old epoch runs"
         assert (self.running is None) == (not self.runners), "an epoch without a runner"
-        assert self._receiver is None or len(self.runners) == 2, "one of two runners receives KV"
-        assert self._freezing is None or len(self.runners) == 1, "the runner that freezes is the only one"
+        assert self._receiver is None or len(self.runners) == 2, "KV is received without a second runner"
+        assert self._freezing is None or len(self.runners) == 1, "several runners while a runner freezes"
         assert self.running is None or self.end is None, "an ended request runs"
         assert self.migrations == 0 or self._highest > NEVER, "migrated without an epoch"
         failed = self.end is not None and self.end.reason is FinishReason.FAILED

@@ -1,8 +1,9 @@
 # pyright: reportUnusedImport=false
-"""Forms of answers: calls of tools, reasoning and structured output, chosen once a request and read by one reader.
+"""Forms of answers: calls of tools, reasoning and structured output. A form is chosen per request and read by a single
+reader.
 
-Tests take these names from here: the modules behind them may change. `grammar_checker` is imported by its module: the
-process that it starts runs a module of this package, and does without it.
+Tests import these names from here: the inner modules may change. `grammar_checker` is imported by its module, because
+its process runs a module of this package without it.
 """
 
 from weft_gateway.forms.answer_form import AnswerForm

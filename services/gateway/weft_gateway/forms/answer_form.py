@@ -1,4 +1,4 @@
-"""The form of an answer, chosen once a request: what it may hold, what its text is bound to, who reads it. Pure."""
+"""The form of an answer, chosen per request: its possible parts, its grammar, its reader. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,20 +9,20 @@ from weft_gateway.forms.structured_outputs import StructuredOutput, behind_reaso
 from weft_gateway.forms.template_forms import TemplateForms
 from weft_gateway.forms.tool_formats import ToolFormat
 
-PROMPT_END_TOKENS = 16  # that show how an answer begins
+PROMPT_END_TOKENS = 16  # read to see how an answer begins
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer may hold beside content.
+    """The parts of an answer besides its content.
 
-    `output`: what its text is bound to; None: nothing. `template`: of a chat; None: the answer is text alone.
-    `tools`: the format of calls; None: there are none. `reasoning`: the marks of reasoning that it may begin with;
-    `in_reasoning`: the prompt ends inside it. `continues`: the text of the message that it goes on with.
-    `shows_reasoning`: clients get it. `spells_marks`: readers get the letters of special tokens, which are part of the
-    text. `calls_are_asked`: the request names the tool that is called, and the end of the answer is no surprise
-    (OpenAI). `one_call`: the request takes one call, and the first of several is it (vLLM). `calls_alone`: the answer
-    has to call: text beside its calls is that of a call which was cut, and no content.
+    `output`: the grammar of its text; None: any text. `template`: the forms of a chat; None: the answer is plain text.
+    `tools`: the format of calls; None: no calls. `reasoning`: the marks of possible reasoning at its start;
+    `in_reasoning`: the prompt ends inside it. `continues`: the text of the continued message. `shows_reasoning`:
+    clients get the reasoning. `spells_marks`: readers get the letters of special tokens as part of the text.
+    `calls_are_asked`: the request names the called tool, so the answer's end is expected (OpenAI). `one_call`: the
+    request takes a single call, the first of several (vLLM). `calls_alone`: the answer has to call. Text next to its
+    calls then comes from a cut call and is dropped.
     """
 
     output: StructuredOutput | None = None
@@ -39,22 +39,22 @@ class AnswerForm:
 
     @property
     def is_plain(self) -> bool:
-        """Text alone, which has no reader."""
+        """Whether the answer is plain text without a reader."""
         return self.tools is None and self.reasoning is None
 
     @property
     def marks(self) -> MarkTokens:
-        """The marks that are one token."""
+        """Return the marks encoded as a single token."""
         return self.template.marks if self.template else NO_TOKENS
 
     def readable(self, bytes_of: BytesOf, spelled_bytes_of: BytesOf) -> BytesOf:
-        """Return what clients, and the readers of an answer's parts, get of a token."""
+        """Return the bytes of tokens for clients and for the readers of an answer's parts."""
         if self.spells_marks:
             return spelled_bytes_of
         return bytes_of if self.is_plain else showing(bytes_of, self.marks)
 
     def completed_by(self, prompt: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> "AnswerForm":
-        """Complete the form by the end of a prompt: it may have begun the reasoning, or ended it."""
+        """Complete the form by the end of a prompt, in case the prompt begins or ends the reasoning."""
         end = spelled(prompt[-PROMPT_END_TOKENS:]).rstrip() if self.template else ""
         around = self.template and self.template.reasoning_before(end)
         if not around:

@@ -14,13 +14,13 @@ from weft_gateway.forms.tool_formats import call_id
 
 
 class AnswerReader:
-    """Reads the text of one answer; `answer_id` makes the ids of its calls."""
+    """The reader of an answer's text. `answer_id` makes the ids of its calls."""
 
     def __init__(self, form: AnswerForm, answer_id: str) -> None:
         self._form, self._answer_id = form, answer_id
         self._calls = ToolCallParser(form.tools) if form.tools else None
         self._reasoning = ReasoningParser(form) if form.reasoning else None
-        self._starts = array("L")  # of the answer's tokens up to the end of its reasoning, in characters
+        self._starts = array("L")  # starts of the answer's tokens up to the end of its reasoning, in characters
 
     @property
     def ends_with_calls(self) -> bool:
@@ -29,21 +29,21 @@ class AnswerReader:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Count the tokens that begin between the marks of the reasoning, as far as it has been read."""
+        """Count the tokens begun between the marks of the reasoning, as far as read."""
         if self._reasoning is None:
             return 0
         begin, end = self._reasoning.span
         return bisect_left(self._starts, end) - bisect_left(self._starts, begin)
 
     def push(self, text: str, token_starts: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """Return the deltas that are certain by now. `token_starts`: see `Emit`."""
+        """Return the deltas certain by now. `token_starts`: see `Emit`."""
         if self._reasoning and not self._reasoning.is_over:
             self._starts.extend(token_starts)
         reasoning, content = self._reasoning.push(text) if self._reasoning else ("", text)
         return [*self._reasoned(reasoning), *self._deltas(self._parts(content))]
 
     def flush(self, *, cut: bool = False) -> list[dict[str, Any]]:
-        """Return the deltas that are left at the end of the answer. `cut`: more was to come."""
+        """Return the remaining deltas at the end of the answer. `cut`: the answer was cut off."""
         reasoning, content = self._reasoning.flush() if self._reasoning else ("", "")
         parts = self._parts(content)
         parts += self._calls.flush(cut=cut) if self._calls else []
@@ -77,12 +77,12 @@ class AnswerReader:
 
 
 def _reasoning(text: str) -> dict[str, Any]:
-    """Write reasoning under vLLM's older name of the field, and its newer one."""
+    """Write reasoning under both of vLLM's names of the field, old and new."""
     return {"reasoning_content": text, "reasoning": text}
 
 
 def message_of(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join an answer's deltas to a message, without content where it has calls alone."""
+    """Join an answer's deltas to a message. Without text next to calls its content is None."""
     content = "".join(delta.get("content", "") for delta in deltas)
     reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas)
     calls: list[dict[str, Any]] = []

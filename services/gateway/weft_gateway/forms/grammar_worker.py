@@ -1,9 +1,8 @@
-"""A process that builds and compiles grammars, so that a hostile one costs no more than this process.
+"""A process that builds and compiles grammars. A hostile grammar costs no more than this process.
 
-Lines of JSON: a `StructuredOutput` as a list on standard input; [grammar, "", parameter] or ["", what is wrong,
-parameter] on the output.
-One that takes more than CPU_S of processor time ends the process by SIGPROF (time when the machine is busy with others
-does not count); one whose grammar takes too much memory ends it by SIGABRT. `grammar_checker` starts it again.
+Lines of JSON: a `StructuredOutput` as a list on standard input; [grammar, "", parameter] or ["", fault, parameter] on
+the output. A grammar beyond CPU_S of processor time ends the process by SIGPROF (time of a busy machine does not
+count). A grammar beyond its memory ends the process by SIGABRT. `grammar_checker` starts it again.
 """
 
 import json
@@ -16,8 +15,8 @@ from weft.grammars import one_line
 from weft_gateway.forms.structured_outputs import StructuredOutput, grammar_of
 from weft_gateway.forms.tool_grammars import FaultyTool
 
-CPU_S = 1.0  # for one grammar; usual ones take a millisecond
-MEMORY_BYTES = 64 << 20  # for all that grammars take
+CPU_S = 1.0  # per grammar; usual grammars take a millisecond
+MEMORY_BYTES = 64 << 20  # for all grammars together
 TOO_LARGE = "it takes too much memory to compile"
 
 

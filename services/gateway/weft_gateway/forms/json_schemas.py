@@ -1,4 +1,4 @@
-"""JSON schemas of clients, as llguidance takes them: OpenAPI's `nullable`, and keywords that cannot be enforced."""
+"""JSON schemas of clients in the form of llguidance: OpenAPI's `nullable`, and keywords without enforcement."""
 
 import json
 import re
@@ -10,23 +10,23 @@ from llguidance import LLMatcher
 
 from weft.grammars import first_fault, one_line, parser_limits
 
-Options = Mapping[str, Any]  # what llguidance takes beside a schema, as `x-guidance`
+Options = Mapping[str, Any]  # options of llguidance for a schema, as `x-guidance`
 _ONE_OF = (
-    "oneOf is taken where its schemas cannot hold at once, as by a required property of different const; otherwise "
-    "write anyOf, or, beside a schema that may have it, strict: false, which takes it as anyOf"
+    "expected oneOf with schemas that exclude each other, for example by a required property of different const. "
+    "Write anyOf, or set strict: false if the parameter has it: oneOf is then taken as anyOf"
 )
 _INSIDE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")  # a schema
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # schemas
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 _SHARED = ("$defs", "definitions")
 _NUMBERS = frozenset("enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
-LONG_NUMBER = re.compile(r"[0-9]{16}")  # 2^53, the first integer that a 64-bit float may round, has 16 digits
+LONG_NUMBER = re.compile(r"[0-9]{16}")  # 2^53, the first integer rounded by 64-bit floats, has 16 digits
 _MAX_INT64 = 2**63 - 1  # a float rounds it, llguidance does not
 _ANNOTATIONS = frozenset(("title", "description", "examples", "default", "$comment"))
 
 
 def with_nulls(text: str) -> str:
-    """Say OpenAPI's `nullable` in a JSON schema's own words; what is no JSON stays as it is."""
+    """Rewrite OpenAPI's `nullable` as JSON schema; leave text that is not JSON unchanged."""
     if '"nullable"' not in text:
         return text
     try:
@@ -38,7 +38,7 @@ def with_nulls(text: str) -> str:
 
 
 def allow_null(schema: Any) -> Any:
-    """Let a schema take null where it says `nullable: true`; in enum, too: whoever writes both means it."""
+    """Let a schema take null if it says `nullable: true`, in enum, too: a client that writes both means it."""
     if not isinstance(schema, dict):
         return schema
     typed: dict[str, Any] = {key: _inside(key, value, allow_null) for key, value in schema.items()}
@@ -51,30 +51,30 @@ def allow_null(schema: Any) -> Any:
 
 
 def drop_annotations(schema: Any) -> Any:
-    """Leave out what binds no value: grammars are bounded, and descriptions are most of a tool's schema."""
+    """Leave out annotations: grammars are bounded, and descriptions take most of a tool's schema."""
     if not isinstance(schema, dict):
         return schema
     return {key: _inside(key, value, drop_annotations) for key, value in schema.items() if key not in _ANNOTATIONS}
 
 
 def rebase_references(schema: Any, place: str) -> Any:
-    """Rewrite the references of a schema that becomes a part of another, at a JSON pointer such as `/$defs/a`."""
+    """Rewrite the references of a schema moved into a larger schema, at a JSON pointer like `/$defs/a`."""
     if not isinstance(schema, dict):
         return schema
     part: dict[str, Any] = {
         key: _inside(key, value, partial(rebase_references, place=place)) for key, value in schema.items()
     }
-    part.pop("$id", None)  # its references would be of itself
+    part.pop("$id", None)  # it would change the base of its references
     if isinstance(reference := part.get("$ref"), str) and reference.startswith("#"):
         part["$ref"] = f"#{place}{reference[1:]}"
     return part
 
 
-def keep_enforceable(schema: Any, options: Options, *, where: str = "") -> Any:
-    """Return a schema that llguidance can enforce.
+def keep_enforceable(schema: Any, options: Options, *, root_name: str = "") -> Any:
+    """Return a schema within the keywords of llguidance.
 
-    A lenient one loses the keywords that cannot be enforced. Else raises ValueError, which names the first of them;
-    `where`: the place of the schema.
+    A lenient schema loses the keywords without enforcement. A strict schema raises ValueError with the first such
+    keyword; `root_name`: the name of the schema.
     """
     fault = _find_fault(schema, options, schema)
     if not fault:
@@ -84,12 +84,12 @@ def keep_enforceable(schema: Any, options: Options, *, where: str = "") -> Any:
         return enforceable
     path, part = _find_dropped(schema, enforceable)
     places = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in path)
-    place = f"{where}{places}".removeprefix(".")
+    place = f"{root_name}{places}".removeprefix(".")
     raise ValueError(f"{place}: {_find_fault(part, options, schema) or fault}" if place else fault)
 
 
 def _inside(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change the schemas that a keyword of a schema holds."""
+    """Change the schemas inside a keyword of a schema."""
     if key in _NAMED and isinstance(value, dict):
         return {name: change(inner) for name, inner in value.items()}
     if key in _LISTED and isinstance(value, list):
@@ -98,7 +98,7 @@ def _inside(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _drop_faults(schema: Any, options: Options) -> Any:
-    """Leave out keywords, first those of definitions, which others refer to."""
+    """Leave out keywords, first in the definitions, because the rest refers to them."""
     root = schema
     for key in _SHARED:
         if isinstance(schema, dict) and isinstance(schema.get(key), dict):
@@ -118,7 +118,7 @@ def _keep(schema: Any, options: Options, root: Any) -> Any:
 
 
 def _find_dropped(schema: Any, enforceable: Any) -> tuple[list[Any], Any]:
-    """Return the path to the first part of a schema that another, made of it, lacks, and the schema that had it."""
+    """Return the path to the first part missing in `enforceable`, and the schema around it."""
     steps: Any = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
     for step, value in steps:
         if isinstance(enforceable, dict) and step not in enforceable:
@@ -130,7 +130,7 @@ def _find_dropped(schema: Any, enforceable: Any) -> tuple[list[Any], Any]:
 
 
 def _find_fault(schema: Any, options: Options, root: Any) -> str:
-    """Return why a schema cannot be enforced; "": it can. `root`: the schema that its references are of."""
+    """Return the reason against enforcing a schema; "": none. `root`: the schema of its references."""
     if not isinstance(schema, dict):
         return "" if isinstance(schema, bool) else f"expected a schema, got {json.dumps(schema)[:64]}"
     if (number := next(_rounded(schema), None)) is not None:
@@ -145,7 +145,7 @@ def _find_fault(schema: Any, options: Options, root: Any) -> str:
 
 
 def _rounded(schema: Any) -> Iterator[int]:
-    """Yield the integers of a schema that llguidance, which computes with 64-bit floats, rounds or fails on."""
+    """Yield a schema's integers that llguidance rounds or fails on, because it computes with 64-bit floats."""
     for key, value in schema.items() if isinstance(schema, dict) else ():
         if key == "const" or (key in _NUMBERS and not isinstance(value, dict)):
             yield from _rounded_in(value)

@@ -1,8 +1,8 @@
-"""Marks in an answer: texts that set its reasoning and its calls of tools apart from content. Pure.
+"""Marks in an answer: texts around its reasoning and its calls of tools. Pure.
 
-A tokenizer may have a mark as one token. If it is a special one, it is no text: in what the readers of an answer get it
-is a character that no text has, so that its letters in other tokens are no mark. Clients do not get that character; in
-the arguments of a call, where it is part of a text, they get the letters.
+A tokenizer may have a mark as a single token. For a special token the readers of an answer get a character unused in
+texts. So the same letters from further tokens do not count as a mark. Clients do not get the character. In the
+arguments of a call it is part of a text, and they get the letters.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 
 class ReasoningMarks(NamedTuple):
-    """What a family writes around its reasoning."""
+    """The marks of a family around its reasoning."""
 
     begin: str
     end: str
 
 
-THINK = ReasoningMarks("<think>", "</think>")  # DeepSeek, Qwen, GLM and most others
+THINK = ReasoningMarks("<think>", "</think>")  # DeepSeek, Qwen, GLM and most families
 REASONING = (
     THINK,
     ReasoningMarks("<seed:think>", "</seed:think>"),  # Seed-OSS
@@ -32,13 +32,13 @@ REASONING = (
     ReasoningMarks("<reasoning>", "</reasoning>"),  # adapters trained by GRPO
     ReasoningMarks("Here is my thought process:", "Here is my response:"),  # Granite 3.2
 )
-RESPONSE = ("<response>", "</response>")  # around what follows the reasoning: Granite 3.3
+RESPONSE = ("<response>", "</response>")  # around the answer after the reasoning: Granite 3.3
 CALL_MARKS = (
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     *("<|tool_call|>", "<|/tool_call|>", "<function_calls>", "</function_calls>"),
 )
 MARKS = (*chain(*REASONING), *CALL_MARKS)
-MarkTokens = Mapping[str, tuple[int, bool]]  # by mark: the tokenizer's one token of it, and whether it is special
+MarkTokens = Mapping[str, tuple[int, bool]]  # by mark: the tokenizer's token, and whether it is special
 NO_TOKENS: MarkTokens = MappingProxyType({})
 _STAND_INS = {mark: chr(0xFDD0 + index) for index, mark in enumerate(MARKS)}  # noncharacters of Unicode
 _LEFT_OUT = {ord(char): None for char in _STAND_INS.values()}
@@ -47,7 +47,7 @@ _ANY = re.compile(f"({'|'.join(map(re.escape, MARKS))})")
 
 
 def showing(bytes_of: Callable[[int], bytes], tokens: MarkTokens) -> Callable[[int], bytes]:
-    """Return what gives the bytes of a token as readers get them."""
+    """Return the function from a token to its bytes for readers."""
     shown = {id_: _STAND_INS[mark].encode() for mark, (id_, special) in tokens.items() if special}
     return (lambda token: shown.get(token) or bytes_of(token)) if shown else bytes_of
 
@@ -58,12 +58,12 @@ def in_text(mark: str, tokens: MarkTokens) -> str:
 
 
 def stand_in(mark: str) -> str:
-    """Return a mark that is a special token as readers get it; one that no tokenizer has is its letters."""
+    """Return the stand-in of a special token's mark for readers; an unknown mark is its letters."""
     return _STAND_INS.get(mark, mark)
 
 
 def begun(text: str, marks: Iterable[str]) -> int:
-    """Count the characters at the end of a text that more text may make one of the marks."""
+    """Count the characters at a text's end that more text may complete to a mark."""
     return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
 
 
@@ -73,17 +73,17 @@ def is_special(mark: str, tokens: MarkTokens) -> bool:
 
 
 def left_out(text: str) -> str:
-    """Drop the marks that are special tokens."""
+    """Drop the marks of special tokens."""
     return text.translate(_LEFT_OUT)
 
 
 def spelled(text: str) -> str:
-    """Write marks that are special tokens as their letters."""
+    """Spell the marks of special tokens by their letters."""
     return text.translate(_SPELLED)
 
 
 def in_grammar(text: str, tokens: MarkTokens) -> str:
-    """Write a text in Lark. Added tokens are no text for llguidance: a mark may be the token or its letters."""
+    """Write a text in Lark. llguidance does not treat added tokens as text: a mark may be the token or its letters."""
     return " ".join(_in_grammar(part, tokens) for part in _ANY.split(text) if part)
 
 

@@ -19,30 +19,30 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class PythonCalls:
-    """Writes Python's calls behind a mark as JSON objects with a name and arguments: `push` text, then `flush` once.
+    """A writer of Python's calls after a mark as JSON objects with a name and arguments: `push` text, then `flush`
+    once.
 
-    All other text stays as it is. What is no value of Python's or JSON's stays so, too, and whoever reads the object
-    finds that it is none.
+    All further text stays unchanged. Values outside Python and JSON stay too; the reader of the object rejects them.
     """
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = marks
         self._mark = re.compile("|".join(map(re.escape, marks)))
-        self._pending, self._at = "", 0  # what has come, and how much of it is read: an answer may come in one piece
-        self._inside = False  # behind a mark: a call may follow
-        self._open: list[str] = []  # brackets that would close the call
+        self._pending, self._at = "", 0  # the text, and the length read of it: an answer may come in a single piece
+        self._inside = False  # after a mark: a call may follow
+        self._open: list[str] = []  # brackets to close the call
         self._awaits_key = False
         self._quote = ""
 
     def push(self, text: str) -> str:
-        """Return what is certain by now."""
+        """Return the text certain by now."""
         self._pending, self._at, written = self._pending[self._at :] + text, 0, list[str]()
         while (part := self._step()) is not None:
             written.append(part)
         return "".join(written)
 
     def flush(self) -> str:
-        """Return what is left at the end of the answer."""
+        """Return the remaining text at the end of the answer."""
         pending, self._pending, self._at = self._pending[self._at :], "", 0
         return pending
 
@@ -51,7 +51,7 @@ class PythonCalls:
         return piece
 
     def _step(self) -> str | None:
-        """Make some progress; None: only more text brings any."""
+        """Read the next part; None: more text is needed."""
         if self._at == len(self._pending):
             return None
         if self._quote:
@@ -108,7 +108,7 @@ class PythonCalls:
         if plain := _PLAIN.match(self._pending, self._at):
             return self._take(plain.end())
         char = self._pending[self._at]
-        if char == "\\":  # the last character: any other is plain with the one behind it
+        if char == "\\":  # the last character: an earlier backslash is plain together with its successor
             return None
         self._take(self._at + 1)
         if char != self._quote:

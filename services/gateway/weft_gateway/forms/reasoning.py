@@ -1,4 +1,4 @@
-"""Reasoning before an answer: what stands between the marks that a model's template has, as `<think>`. Pure."""
+"""Reasoning before an answer, between the marks of a model's template, for example `<think>`. Pure."""
 
 from weft_gateway.forms.answer_form import AnswerForm
 from weft_gateway.forms.marks import NO_TOKENS, RESPONSE, begun, in_text
@@ -6,28 +6,28 @@ from weft_gateway.forms.tool_calls import ToolCallParser, call_begins
 
 
 class ReasoningParser:
-    """Reads one answer into reasoning and content: `push` text as it comes, then `flush` once.
+    """A reader that divides an answer into reasoning and content: `push` text as it comes, then `flush` once.
 
-    White space around the reasoning belongs to neither part, nor do the marks around what follows it. A call of the
-    form's tools ends the reasoning, too, where its end mark never comes: text behind it is held back until then.
-    `span`: the characters of the answer between which its reasoning stands, without the marks.
+    White space around the reasoning belongs to neither part; nor do the marks around the response after it. Without an
+    end mark, a call of the form's tools ends the reasoning, too; text after the call is held back until then. `span`:
+    the range of the reasoning's characters in the answer, without the marks.
     """
 
     def __init__(self, form: AnswerForm) -> None:
         assert form.reasoning
         tokens = NO_TOKENS if form.spells_marks else form.marks
         self._begin_mark, self._end_mark = (in_text(mark, tokens) for mark in form.reasoning)
-        # A grammar ends the reasoning by its mark, so that a call in it is none.
+        # A grammar ends the reasoning by its mark, so calls are not looked for inside.
         self._tools = None if form.output else form.tools
         self._call = self._tools and call_begins(self._tools)
         self._pending, self._n_chars, self.span = "", 0, (0, 0)
         self._inside: bool | None = form.in_reasoning or None  # None: not known yet
-        self._at_edge = True  # white space that comes next is dropped
+        self._at_edge = True  # drops white space at the current position
         has_response = form.template is not None and form.template.has_response
-        self._mark = RESPONSE[0] if has_response else ""  # of what follows the reasoning, that may come next
+        self._mark = RESPONSE[0] if has_response else ""  # the next possible mark of the response after the reasoning
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return what is certain by now."""
+        """Return the reasoning and content certain by now."""
         self._pending += text
         self._n_chars += len(text)
         if self._inside is None and not self._begin():
@@ -36,7 +36,7 @@ class ReasoningParser:
         return reasoning, "" if self._inside else self._content()
 
     def flush(self) -> tuple[str, str]:
-        """Return what is left at the end of the answer."""
+        """Return the remaining reasoning and content at the end of the answer."""
         pending, self._pending = self._pending, ""
         if not self._inside:
             return "", pending
@@ -46,14 +46,14 @@ class ReasoningParser:
 
     @property
     def is_over(self) -> bool:
-        """Whether the text that comes next is content."""
+        """Whether the next text is content."""
         return self._inside is False
 
     def _end_at(self, n_chars: int) -> None:
         self.span = self.span[0], n_chars
 
     def _call_at(self, text: str) -> int:
-        """Find where the calls begin that a text ends with."""
+        """Find the start of the calls at the end of a text."""
         match = self._call and self._call.search(text)
         if not match or not match["call"] or self._tools is None:
             return len(text)
@@ -76,7 +76,7 @@ class ReasoningParser:
         return True
 
     def _read(self) -> str:
-        """Take reasoning that is certain, without white space that may stand before its end."""
+        """Take the certain reasoning, without white space before its possible end."""
         if self._at_edge:
             self._pending = self._pending.lstrip()
         reasoning, mark, rest = self._pending.partition(self._end_mark)

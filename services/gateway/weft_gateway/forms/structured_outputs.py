@@ -1,7 +1,7 @@
-"""What a client binds its answer's text to, as an llguidance grammar: https://github.com/guidance-ai/llguidance
+"""The grammar of an answer's text, for llguidance: https://github.com/guidance-ai/llguidance
 
-OpenAI's `response_format`, and vLLM's `structured_outputs`; a request asks for one form.
-`grammar_of` may take any time and memory with hostile input: `grammar_worker` runs it.
+OpenAI's `response_format`, and vLLM's `structured_outputs`; a request has at most a single form. `grammar_of` may take
+any time and memory with hostile input: `grammar_worker` runs it.
 """
 
 import json
@@ -22,11 +22,11 @@ from weft_gateway.forms.tool_formats import ToolFormat
 from weft_gateway.forms.tool_grammars import describe_answer, grammar_of_tools, keep_enforceable_tools
 from weft_gateway.tolerance import check_names
 
-# Between the parts of a JSON text: pretty-printed or in one line, but no endless run of spaces.
+# Between the parts of a JSON text: pretty-printed or in a single line, but no endless run of spaces.
 WHITESPACE = r"\n?[ \t]{0,16}"
 _OBJECT = '{"type": "object"}'
 _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
-_WRITTEN = re.compile(r"\n *\d+ \| ")  # lines of our own grammar in a message
+_WRITTEN = re.compile(r"\n *\d+ \| ")  # lines of the generated grammar in a message
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|[\w-]+')  # a text, a class, a remark, a name
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
@@ -34,12 +34,11 @@ _FLAGS = ("json_object", "disable_fallback", "disable_any_whitespace", "disable_
 
 
 class StructuredOutput(NamedTuple):
-    """What an answer's text is bound to. `param`: where it stands; `kind`: json, regex, choice, grammar or tools.
+    """The form of an answer's text. `param`: its parameter; `kind`: json, regex, choice, grammar or tools.
 
-    `text`: a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), what `with_tools`
-    makes. `whitespace`: a regular expression; `lenient`: keywords of the schema that are not implemented are passed
-    over; `lead`: a grammar of what stands before it, with a rule of that name; `reasoning`: the mark that the lead may
-    begin with.
+    `text`: a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), or the output of
+    `with_tools`. `whitespace`: a regular expression. `lenient`: skip unimplemented keywords of the schema. `lead`: a
+    grammar of the text before the form, with a rule `lead`. `reasoning`: the possible first mark of the lead.
     """
 
     param: str
@@ -56,17 +55,17 @@ def structured_output(response_format: Any = None, structured_outputs: Any = Non
     forms = [*_of_response_format(response_format), *_of_vllm(structured_outputs)]
     if len(forms) > 1:
         names = " and ".join(form.param for form in forms)
-        raise ParameterError(f"An answer has one form; {names} ask for several.", param=forms[1].param)
+        raise ParameterError(f"Expected a single form of the answer, got {names}.", param=forms[1].param)
     return forms[0] if forms else None
 
 
 def grammar_of(output: StructuredOutput) -> str:
-    """Build a grammar that compiles and says what may come first.
+    """Build a grammar that llguidance compiles without an error.
 
-    Raises ValueError with what is wrong, of a tool FaultyTool.
+    Raises ValueError with the fault, or FaultyTool for a tool.
     """
     if LONG_NUMBER.search(output.text):
-        output = _enforceable(output)  # llguidance rounds such numbers without an error
+        output = _enforceable(output)  # llguidance rounds these numbers without an error
     try:
         return _compiled(output)
     except ValueError as error:
@@ -87,14 +86,14 @@ def with_tools(
     is_free: bool = False,
     function_name: str | None = None,
 ) -> StructuredOutput:
-    """Bind an answer to calls of these tools (OpenAI's functions), or to the form `answer`, if there is one.
+    """Bind an answer to calls of tools (OpenAI's functions) or to `answer`; None: the answer has to call.
 
     With `is_free` the answer may also be text, with text before the calls, and only arguments of strict tools follow
     their schema. `function_name` names the only callable function. Calls have the form of the model's family. Raises
     ParameterError if calls and `answer` exclude each other.
     """
     if answer is not None and answer.kind != "json":
-        text = f"{answer.param} cannot stand beside tools: of an answer that may call them the other form is JSON."
+        text = f"{answer.param} cannot be combined with tools: expected a JSON form as the alternative to calls."
         raise ParameterError(text, param=answer.param)
     alternative = answer and {"text": answer.text, "options": _options(answer)}
     answer_form = describe_answer(
@@ -106,13 +105,13 @@ def with_tools(
 def behind_reasoning(
     output: StructuredOutput, around: ReasoningMarks, tokens: MarkTokens, *, begun: bool
 ) -> StructuredOutput:
-    """Bind what follows the reasoning of an answer; `begun`: the prompt has begun it."""
+    """Bind the text after the reasoning of an answer; `begun`: the prompt has begun the reasoning."""
     lead = grammar_of_lead(around, tokens, begun=begun)
     return output._replace(lead=lead, reasoning="" if begun else around.begin)
 
 
 def grammar_of_lead(around: ReasoningMarks, tokens: MarkTokens, *, begun: bool) -> str:
-    """Write the Lark rule `lead`: some reasoning before the answer, or none; `begun`: the rest of some.
+    """Write the Lark rule `lead`: optional reasoning before the answer; `begun`: the rest of begun reasoning.
 
     Reasoning ends at the first mark, and white space around it is passed over, as the parser does.
     """
@@ -125,13 +124,13 @@ def grammar_of_lead(around: ReasoningMarks, tokens: MarkTokens, *, begun: bool) 
         f'spelled[suffix="{end}"]: TEXT',
         r"TEXT: /(.|\n)*/",
         r"BLANK: /[ \t\r\n]{0,16}/",
-        r"BEFORE: /\n{0,2}/",  # few texts: whoever begins with one has to reason
+        r"BEFORE: /\n{0,2}/",  # few texts: an answer begun with them has to reason
     ]
     return "\n".join(rules)
 
 
 def _options(output: StructuredOutput) -> dict[str, Any]:
-    """What llguidance takes beside a JSON schema."""
+    """Return llguidance's options for a JSON schema."""
     return {"whitespace_pattern": output.whitespace, "lenient": output.lenient}
 
 
@@ -139,7 +138,7 @@ def _options(output: StructuredOutput) -> dict[str, Any]:
 
 
 def _of_response_format(value: Any) -> list[StructuredOutput]:
-    """Read OpenAI's parameter; a schema beside `type`, too, which llama.cpp, Together and Fireworks have."""
+    """Read OpenAI's parameter; also a schema next to `type`, as in llama.cpp, Together and Fireworks."""
     name = "response_format"
     match value:
         case None:
@@ -171,7 +170,7 @@ def _of_response_format(value: Any) -> list[StructuredOutput]:
 
 
 def _of_schema(param: str, schema: Any, about: Mapping[str, Any]) -> StructuredOutput:
-    """Read a schema; `about`: what stands beside it."""
+    """Read a schema; `about`: the fields next to it."""
     parent = param.rpartition(".")[0]
     check_names(parent, about, ("name", "description", "strict"))
     if not isinstance(schema, dict):
@@ -212,16 +211,16 @@ def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> StructuredOu
             return StructuredOutput(param, "json", value if isinstance(value, str) else json.dumps(value), whitespace)
         case "json", _:
             raise _wrong(param, "a JSON schema")
-        case "json_object", _:  # true, like any flag that is left
+        case "json_object", _:  # true, like all remaining flags
             return StructuredOutput(param, "json", _OBJECT, whitespace)
         case "choice", [_, *_] if all(isinstance(text, str) for text in value):
             return StructuredOutput(param, "choice", json.dumps(value))
         case "choice", _:
-            raise _wrong(param, "a list of one or more strings")
+            raise _wrong(param, "a non-empty list of strings")
         case _, str(text) if text:
             return StructuredOutput(param, kind, text)
         case _:
-            raise _wrong(param, "a string that is not empty")
+            raise _wrong(param, "a non-empty string")
 
 
 def _wrong(param: str, rule: str) -> ParameterError:
@@ -233,20 +232,20 @@ def _wrong(param: str, rule: str) -> ParameterError:
 
 def _compiled(output: StructuredOutput) -> str:
     """Build a grammar and compile it. Raises ValueError."""
-    own = _built(output)
-    grammar = _after_lead(output.lead, own) if output.lead else own
+    built = _built(output)
+    grammar = _after_lead(output.lead, built) if output.lead else built
     if len(grammar.encode()) > MAX_GRAMMAR:
-        remedy = "; send fewer tools, or fewer that are strict" if output.kind == "tools" else ""
+        remedy = "; send fewer tools, or fewer strict tools" if output.kind == "tools" else ""
         raise ValueError(f"its grammar is larger than {MAX_GRAMMAR >> 10} KiB{remedy}")
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):
         raise ValueError(explain(_WRITTEN.split(error)[0] if output.kind == "tools" else error))
-    if fault := first_fault(own):
+    if fault := first_fault(built):
         raise ValueError(fault)
     return grammar
 
 
 def _enforceable(output: StructuredOutput) -> StructuredOutput:
-    """Leave out what cannot be enforced where the client is not strict. Raises ValueError, which names what it is."""
+    """Leave out unenforceable parts if the client is not strict. Raises ValueError, which names them, otherwise."""
     try:
         match output.kind:
             case "json":
@@ -271,19 +270,20 @@ def _built(output: StructuredOutput) -> str:
             return LLMatcher.grammar_from_regex(_ascii_classes(_unanchored(output.text)))
         case "choice":
             texts = " | ".join(map(_literal, json.loads(output.text)))
-            return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # one lexeme, however many there are
+            return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # a single lexeme for any number of texts
         case _:
             return LLMatcher.grammar_from_lark(_lark(output.text))
 
 
 def _after_lead(lead: str, grammar: str) -> str:
-    """Put a grammar behind the lead, each with names of its own: no rule of the client's has the name of another."""
-    (own,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**own, "name": "form"}]})
+    """Put a grammar after the lead, each with separate names: no rule of the client's collides with a rule of the
+    lead."""
+    (built,) = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": f"start: lead @form\n{lead}"}, {**built, "name": "form"}]})
 
 
 def _unanchored(regex: str) -> str:
-    """Drop anchors at the ends, which llguidance does not know: the whole answer is matched anyway."""
+    """Drop anchors at the ends, unknown to llguidance: the whole answer is matched anyway."""
     body = regex.removesuffix("$")
     if body != regex and (len(body) - len(body.rstrip("\\"))) % 2:  # an escaped dollar
         body = regex
@@ -291,12 +291,13 @@ def _unanchored(regex: str) -> str:
 
 
 def _ascii_classes(regex: str) -> str:
-    """Make digits and letters ASCII's, as in a JSON schema's patterns and in vLLM; llguidance's own are Unicode's."""
+    """Restrict digits and letters to ASCII, as in a JSON schema's patterns and in vLLM; llguidance's default is
+    Unicode."""
     return re.sub(r"\\(.)", lambda escape: _ASCII_CLASSES.get(escape[1], escape[0]), regex, flags=re.DOTALL)
 
 
 def _lark(text: str) -> str:
-    """Turn GBNF, which begins a rule by `name ::=`, into Lark; leave Lark as it is."""
+    """Turn GBNF (rules begin with `name ::=`) into Lark; leave Lark unchanged."""
     if not _GBNF_RULE.search(text):
         return text
     start_name = next(name for i in count() if (name := f"start{i}") not in text)
@@ -304,7 +305,7 @@ def _lark(text: str) -> str:
         return gbnf_to_lark(_GBNF_PART.sub(lambda part: start_name if part[0] == "start" else part[0], text))
     except RecursionError as error:
         raise ValueError("it is too deeply nested") from error
-    except Exception as error:  # of any class: a grammar without a rule of that name, without a root
+    except Exception as error:  # exceptions of any class: a missing rule, a missing root
         raise ValueError(one_line(str(error))) from error
 
 

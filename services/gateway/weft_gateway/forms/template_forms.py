@@ -1,4 +1,4 @@
-"""What a chat template and its tokenizer say of answers: found once a template. Pure."""
+"""Properties of answers by a chat template and its tokenizer, scanned once per template. Pure."""
 
 import re
 from collections.abc import Mapping, Set
@@ -18,7 +18,7 @@ from weft_gateway.forms.tool_formats import (
     ToolFormat,
 )
 
-_SHOWN: Mapping[str, ToolFormat] = {  # what shows a format in a template: the first one counts
+_SHOWN: Mapping[str, ToolFormat] = {  # texts of a format in a template: the first match counts
     "[TOOL_CALLS]": MISTRAL,
     "<function_calls>": OLMO,
     "<tool_call>": HERMES,
@@ -27,19 +27,18 @@ _SHOWN: Mapping[str, ToolFormat] = {  # what shows a format in a template: the f
     "<|tool_call|>": GRANITE,
     "python_tag": LLAMA,
 }
-_TOOLS_VARIABLES = ("tools", "xml_tools")  # the second one is SmolLM3's
+_TOOLS_VARIABLES = ("tools", "xml_tools")  # the second variable is SmolLM3's
 _TOOLS_FIELD = re.compile(r"""\bmessage\[['"](tools|functions)['"]\]""")
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateForms:
-    """The forms of answers that a template shows.
+    """The forms of answers shown by a template.
 
-    `marks`: those that are one token. `tool_formats`: by the parser that a pool names; "": the one that the template
-    shows. `reasoning`: the marks that the template has; some models reason, or do not, as they like. `variables`: those
-    that the template reads. `tools_variable`, `tools_field`: the one of them that it shows tools by, or the field of a
-    system message, as JSON; "": none. `shows_calls`: it shows earlier calls. `has_response`: it asks for the marks of a
-    response behind reasoning.
+    `marks`: the marks encoded as a single token. `tool_formats`: formats by a pool's parser; "": the template's format.
+    `reasoning`: the template's marks; some models reason at will. `variables`: the variables read by the template.
+    `tools_variable`, `tools_field`: the variable or the field (JSON) of a system message with the tools; "": none.
+    `shows_calls`: it shows earlier calls. `has_response`: it asks for the marks of a response after reasoning.
     """
 
     variables: Set[str]
@@ -53,7 +52,7 @@ class TemplateForms:
 
     @classmethod
     def of_template(cls, chats: ChatTemplate | None, added: MarkTokens = NO_TOKENS) -> "TemplateForms":
-        """Scan a template, with the one for tools. `added`: the tokenizer's added tokens."""
+        """Scan a chat template and its template for tools. `added`: the tokenizer's added tokens."""
         template, variables = (chats.source, chats.variables) if chats else ("", frozenset[str]())
         marks, field = {mark: added[mark] for mark in MARKS if mark in added}, _TOOLS_FIELD.search(template)
         formats = {name: _of_version(form, template) for name, form in (("", _shown(template)), *PARSERS.items())}
@@ -69,17 +68,17 @@ class TemplateForms:
         )
 
     def tool_format(self, parser: str) -> ToolFormat:
-        """Return the parser's format; where a pool names none, or one of a newer gateway, the template's."""
+        """Return the parser's format; the template's format if the pool names no known parser."""
         return self.tool_formats.get(parser, self.tool_formats[""])
 
     def reasoning_before(self, prompt_end: str) -> ReasoningMarks | None:
-        """Return the marks of the template, or those at the end of a prompt; of several those that are tokens."""
+        """Return the marks of the template, or at the end of a prompt. Of several, marks with tokens come first."""
         marks = [around for around in REASONING if around in self.reasoning or prompt_end.endswith(around.begin)]
         return min(marks, key=lambda mark: (not prompt_end.endswith(mark), mark.end not in self.marks), default=None)
 
 
 def _shown(template: str) -> ToolFormat:
-    """Find the format that a template shows; Hermes's where it shows no calls."""
+    """Find the format shown by a template; Hermes's if it shows no calls."""
     return next((form for mark, form in _SHOWN.items() if mark in template), HERMES)
 
 

@@ -1,7 +1,7 @@
-"""Calls of tools in the text of an answer: each model family's own format, read as the text comes. Pure.
+"""Calls of tools in the text of an answer, in each model family's format, read as the text comes. Pure.
 
-A call's name goes out as soon as it is known, and the arguments as they come. Text that may yet become a call is held
-back; what turns out to be none is content, as it stands.
+A call's name goes out as soon as it is known, and the arguments as they come. A possible beginning of a call is held
+back. Text that proves to be no call is content, unchanged.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from weft_gateway.forms.tool_formats import MISTRAL, ToolFormat
 
 
 class Content(NamedTuple):
-    """Text of the answer that belongs to no call."""
+    """Text of the answer outside calls."""
 
     text: str
 
 
 class CallBegun(NamedTuple):
-    """A call; `number` counts those of one answer, from 0."""
+    """The start of a call; `number` counts the answer's calls from 0."""
 
     number: int
     name: str
@@ -48,18 +48,18 @@ class _State(Enum):
 
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
-_BESIDE_ARGUMENTS = {"arguments", "parameters", "id", "type", "index"}  # of a call that may have no arguments
+_BESIDE_ARGUMENTS = {"arguments", "parameters", "id", "type", "index"}  # fields of a call possibly without arguments
 _CALL_ID, _ARGS = stand_in("[CALL_ID]"), stand_in("[ARGS]")
 _NAMED = re.compile(
     rf"([A-Za-z0-9_.-]{{1,64}})\s*(?:(?:\[CALL_ID\]|{_CALL_ID})\s*[A-Za-z0-9]*\s*)?(?:(?:\[ARGS\]|{_ARGS})\s*)?"
 )
 _NAME_BEGUN = re.compile(rf"[A-Za-z0-9_.-]{{1,64}}\s*(?:[\[{_CALL_ID}{_ARGS}][^{{]{{0,64}})?")
-_PIECE_CHARS = 4096  # of an answer that comes whole: no step of a call copies more of what is behind it
+_PIECE_CHARS = 4096  # the part of an answer read at once, so that no step copies a long rest
 _BETWEEN = re.compile(r"[\s}\],;]*")  # calls: separators, and brackets too many
 
 
 def call_begins(form: ToolFormat) -> re.Pattern[str]:
-    """Compile what finds a mark with a call behind it (group `call`), or what may become that with more text."""
+    """Compile the pattern of a mark with a call (group `call`), or of a text that may become a mark."""
     spelled = {*form.openings, *map(stand_in, form.openings)}
     marks = f"(?:{'|'.join(map(re.escape, spelled))})\\s*"
     parts = (mark[:n] for mark in form.openings for n in range(len(mark) - 1, 0, -1))
@@ -68,10 +68,10 @@ def call_begins(form: ToolFormat) -> re.Pattern[str]:
 
 
 class ToolCallParser:
-    """Reads one answer: `push` text as it comes, then `flush` once. Parts come in the order of the text.
+    """The reader of an answer: `push` text as it comes, then `flush` once. Parts come in the order of the text.
 
-    A call that is nearly right is a call. Its arguments go out as far as they are JSON, whatever follows; where that
-    ends too early, the brackets that are open are closed. What is no call before any of them has gone out is content.
+    A nearly correct call is a call. Its arguments go out as far as they are JSON; if they end too early, their open
+    brackets are closed. A failed call is content, unless a part of it has already gone out.
     """
 
     def __init__(self, form: ToolFormat) -> None:
@@ -82,27 +82,27 @@ class ToolCallParser:
         self._is_bare = not form.begin  # a call may stand here without a mark
         self._is_marked = False  # the end mark is missing yet
         self._object: _ObjectText | None = None
-        self._lead = ""  # what stands before the object, to be content if it is no call
+        self._lead = ""  # the text before the object, content if no call follows
         self._name = ""  # that stands there
-        self._sent: int | None = None  # of the object's text, behind what of the arguments has gone out; None: no name
+        self._sent: int | None = None  # end of the sent arguments in the object's text; None: no name yet
         self.calls = 0  # whole or begun
 
     def push(self, text: str) -> list[Part]:
-        """Return what is certain by now."""
+        """Return the parts certain by now."""
         return self._read(self._python.push(text) if self._python else text)
 
     def _read(self, text: str) -> list[Part]:
         parts: list[Part] = []
         for begin in range(0, len(text), _PIECE_CHARS):
             self._pending += text[begin : begin + _PIECE_CHARS]
-            while (found := self._step()) is not None:
-                parts += found
+            while (step := self._step()) is not None:
+                parts += step
         return parts
 
     def flush(self, *, cut: bool = True) -> list[Part]:
-        """Return what is left at the end of the answer: what is known of a call that never ended, or else content.
+        """Return the remaining parts at the end of the answer: the known part of an unfinished call, or content.
 
-        `cut`: more was to come; else the arguments of a call that has begun are made whole.
+        `cut`: the answer was cut off. Otherwise the arguments of a begun call are completed.
         """
         parts = self._read(self._python.flush()) if self._python else []
         return [*parts, *self._flushed(cut=cut)]
@@ -115,8 +115,8 @@ class ToolCallParser:
                 parts = self._arguments()
                 if self._sent is not None:
                     return parts if cut else [*parts, *self._closing()]
-                if found := self._full_call(self._object.closed(), is_complete=False):
-                    return found
+                if call := self._full_call(self._object.closed(), is_complete=False):
+                    return call
                 pending = self._lead + pending
             case _State.CALL:
                 pending = self._lead + pending
@@ -128,7 +128,7 @@ class ToolCallParser:
         return [Content(pending)] if pending else []
 
     def _step(self) -> list[Part] | None:
-        """Make some progress; None: only more text brings any."""
+        """Read the next parts; None: more text is needed."""
         match self._state:
             case _State.CALL:
                 return self._begin_object() if self._object is None else self._read_object(self._object)
@@ -138,7 +138,7 @@ class ToolCallParser:
                 return self._find_bare() if self._is_bare else self._find_mark()
 
     def _find_bare(self) -> list[Part] | None:
-        """Look where the answer begins: a call of a format whose mark may be missing stands there."""
+        """Look at the answer's start: a call of a format with an optional mark may begin there."""
         inside = self._pending.lstrip().removeprefix("[").lstrip()
         if not inside:
             return None
@@ -148,7 +148,7 @@ class ToolCallParser:
         return []
 
     def _find_mark(self) -> list[Part] | None:
-        """Look for a mark: behind one a call may stand anywhere."""
+        """Look for a mark: after a mark a call may stand anywhere."""
         pending = self._pending
         if positions := [(pending.index(mark), mark) for mark in self._marks if mark in pending]:
             at, mark = min(positions)
@@ -185,17 +185,17 @@ class ToolCallParser:
         return []
 
     def _read_object(self, read: "_ObjectText") -> list[Part] | None:
-        """Send the arguments as far as they are known; what is no call is content."""
+        """Send the arguments as far as known; text outside a call is content."""
         read.take(self._pending)
         parts = self._arguments()
         if not read.ended and not read.broken:
             return parts or None
         if self._sent is not None:
             parts += self._closing()
-        elif found := self._full_call(
+        elif call := self._full_call(
             read.text if read.ended else read.closed(), is_complete=read.ended and self._is_marked
         ):
-            parts += found
+            parts += call
         else:
             raw, self._pending, self._state = self._pending[: read.read], self._pending[read.read :], _State.CONTENT
             return [Content(self._lead + raw)]
@@ -203,7 +203,7 @@ class ToolCallParser:
         return parts
 
     def _arguments(self) -> list[Part]:
-        """Read on in a call whose name is known."""
+        """Read the next arguments of a call with a known name."""
         assert self._object
         text, parts = self._object.text, list[Part]()
         if self._sent is None:
@@ -220,17 +220,17 @@ class ToolCallParser:
         return parts
 
     def _closing(self) -> list[Part]:
-        """Close the arguments that have begun."""
+        """Close the arguments of a begun call."""
         assert self._object
         owed = self._object.owed if self._name else self._object.owed[:-1] if self._object.inner_end is None else ""
         return [ArgumentsPart(self.calls - 1, owed)] if owed else []
 
     def _full_call(self, text: str, *, is_complete: bool) -> list[Part]:
-        """Read a call whose fields stand in another order, or whose arguments are a text; no part: it is no call.
+        """Read a call with its fields in any order, or with arguments as a text; no part: not a call.
 
         `is_complete`: it may have no arguments.
         """
-        with contextlib.suppress(ValueError, TypeError):  # no JSON, or deeper than what is written
+        with contextlib.suppress(ValueError, TypeError):  # not JSON, or too deep for writing
             match exact_json.loads(text):
                 case {"function": {"name": str(name), **fields}} | {"name": str(name), **fields} if name:
                     arguments = fields.get("arguments", fields.get("parameters"))
@@ -243,7 +243,7 @@ class ToolCallParser:
         return []
 
     def _read_after_call(self) -> list[Part] | None:
-        """Pass over the end mark, what stands before another call, and white space before content."""
+        """Pass over the end mark, separators before a further call, and white space before content."""
         form, pending = self._form, self._pending
         separator = _BETWEEN.match(pending)
         assert separator
@@ -264,18 +264,18 @@ class ToolCallParser:
 
     @property
     def _may_end(self) -> bool:
-        """Whether the end mark may come: also where the mark before all calls was missing."""
+        """Whether the end mark may come, also if the mark before all calls was missing."""
         return self._is_marked or not self._form.begin
 
     def _may_be_end(self, left: str) -> bool:
         return self._may_end and any(end.startswith(left) and end != left for end in self._ends)
 
 
-_KEY, _COLON, _VALUE, _ITEM, _AFTER = "key", "colon", "value", "item", "after"  # what may follow; the second of two
+_KEY, _COLON, _VALUE, _ITEM, _AFTER = "key", "colon", "value", "item", "after"  # the next part expected
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\u[0-9a-fA-F]{0,3}")
-_QUOTE_ENDS = re.compile(r'"\s*[,}\]<\ufdd0-\ufdef]')  # a text, before a mark too; another quote is part of it
+_QUOTE_ENDS = re.compile(r'"\s*[,}\]<\ufdd0-\ufdef]')  # ends a text, also before a mark
 _QUOTE_LAST = re.compile(r'"\s*\Z')
 _SCALAR_CHARS = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -283,26 +283,26 @@ _LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "
 
 
 class _ObjectText:
-    """Reads a JSON object in a text that grows. `text` is strict JSON, whatever follows, as far as values have begun.
+    """The reader of a JSON object in a growing text. `text` is strict JSON up to the last begun value.
 
-    What models write beside JSON is mended: quotes and control characters in texts, escapes that there are not, commas
-    before a closing bracket, Python's literals.
+    Models' faults in JSON are mended: quotes and control characters in texts, unknown escapes, commas before a closing
+    bracket, Python's literals.
     """
 
     def __init__(self) -> None:
         self.text = ""
-        self.owed = ""  # what would close it
-        self.inner_end: int | None = None  # in `text`, behind the first object or array inside
-        self.read = self.certain = 0  # characters that were taken; those that are in `text`
+        self.owed = ""  # the text to close it
+        self.inner_end: int | None = None  # in `text`, after the first object or array inside
+        self.read = self.certain = 0  # characters taken; characters in `text`
         self.ended = self.broken = False
-        self._begun = ""  # what is certain only with a value behind it
+        self._begun = ""  # text certain only with a following value
         self._open: list[str] = []  # closing brackets
         self._expects, self._scalar, self._escape = _VALUE, "", ""
-        self._quoted = ""  # what a text is that has begun
-        self._quote = ""  # that ends it, or does not
+        self._quoted = ""  # the kind of a begun text
+        self._quote = ""  # its possible last quote
 
     def take(self, raw: str) -> None:
-        """Go on where the last call of `take` ended. `raw` begins with the object."""
+        """Continue after the last call of `take`. `raw` begins with the object."""
         self._quote = ""
         while self.read < len(raw) and not self.ended and not self.broken and not self._quote:
             if not self._quoted:
@@ -313,7 +313,7 @@ class _ObjectText:
                 self._take_quoted(raw)
 
     def end(self, *, cut: bool) -> None:
-        """Take the end: no more text comes. `cut`: what has begun counts, too."""
+        """End the object: no more text comes. `cut`: begun parts count, too."""
         if cut:
             self.text += self._begun + self._scalar + self._escape + self._quote
         elif self._quote:
@@ -404,7 +404,7 @@ class _ObjectText:
         self.ended = not self._open
 
     def _end_scalar(self) -> bool:
-        """Take a number or a literal; False: it is none."""
+        """Take a number or a literal; False: the text is neither."""
         value = self._scalar if _NUMBER.fullmatch(self._scalar) else _LITERALS.get(self._scalar)
         if value is not None:
             self._begun += value
@@ -413,13 +413,13 @@ class _ObjectText:
         return value is not None
 
     def _count(self) -> None:
-        """Count what has begun as certain."""
+        """Count the begun text as certain."""
         self.text, self._begun, self.certain = self.text + self._begun, "", self.read
         self.owed = ('"' if self._quoted else "") + "".join(reversed(self._open))
 
 
 def _json_of(arguments: Any) -> str:
-    """Return the JSON text of arguments; a text with JSON in it is that."""
+    """Return the JSON text of arguments; text with JSON in it stays unchanged."""
     if isinstance(arguments, str) and arguments.strip():
         with contextlib.suppress(orjson.JSONDecodeError):
             orjson.loads(arguments)

@@ -11,16 +11,16 @@ from weft_gateway.forms.marks import CALL_MARKS, MarkTokens
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family writes calls: `begin` object `end`, joined by `separator`, all of them inside `first` and `last`.
+    """A family's format of calls: `begin` object `end`, joined by `separator`, all of them inside `first` and `last`.
 
-    `spelled`: the mark that may stand before the calls of a format without `begin`; where it does not, they stand where
-    the answer begins. `also`: what some write in place of their mark. `python`: a call is one of Python's, whose values
-    may be JSON's. `arguments_mark`: the mark between a name and its arguments, where a call is no object of both;
-    `id_mark`: the mark of an id between them. `marks`: the marks that are one token.
+    `spelled`: an optional mark before the calls of a format without `begin`; without the mark, calls stand at the
+    answer's start. `also`: an alternative mark of some models. `python`: calls are Python's, with values of Python or
+    JSON. `arguments_mark`: the mark between a name and its arguments, if a call is not an object of both; `id_mark`:
+    the mark of an id between them. `marks`: the marks encoded as a single token.
     """
 
     name: str
-    arguments: str  # the field that holds them
+    arguments: str  # the field of the arguments
     begin: str = ""
     end: str = ""
     first: str = ""
@@ -36,12 +36,12 @@ class ToolFormat:
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """Return the letters of the marks that stand before a call, or before all of them."""
+        """Return the letters of the marks before a call, or before all calls."""
         return tuple(filter(None, (self.begin.strip() or self.spelled or self.first.rstrip("["), self.also)))
 
     @property
     def closing(self) -> str:
-        """Return the letters of the mark behind a call, or behind all of them; "": there is none."""
+        """Return the letters of the mark after a call, or after all calls; "": none."""
         return (self.end or self.last).strip().lstrip("]")
 
     @property
@@ -64,7 +64,7 @@ PARSERS: Mapping[str, ToolFormat] = {form.name: form for form in (HERMES, LLAMA,
 
 
 def instructions(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Write a system message for templates that do not show tools: what they are and how they are called."""
+    """Write a system message with the tools and their call format, for templates without tools."""
     call = f'{{"name": NAME, "{form.arguments}": {{ARGUMENTS}}}}'
     if form.arguments_mark:
         call = f"NAME{form.arguments_mark}{{ARGUMENTS}}"
@@ -99,7 +99,7 @@ def _rendered(form: ToolFormat, name: Any, arguments: Any) -> str:
 
 
 def _json(form: ToolFormat, value: Any) -> str:
-    """Write JSON that spells no mark: only the calls' own are marks."""
+    """Write JSON with escaped marks: only the calls' marks are marks."""
     text = json.dumps(value, ensure_ascii=False)
     for mark in form.spellings:
         text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
@@ -107,6 +107,6 @@ def _json(form: ToolFormat, value: Any) -> str:
 
 
 def call_id(form: ToolFormat, answer_id: str, index: int) -> str:
-    """Return a call's id: the same for the same answer, as long as the family's templates want it."""
+    """Return a call's id, equal for equal answers, with the length expected by the family's templates."""
     drawn = hashlib.sha256(f"{answer_id}/{index}".encode()).hexdigest()
     return drawn[: form.id_chars] if form.name == MISTRAL.name else f"call_{drawn[: form.id_chars]}"

@@ -1,7 +1,7 @@
 """Grammars (Lark) of answers with calls of tools, as each model family writes calls.
 
 An answer has to call (`tool_choice: required`), or is free text until a call begins (`auto`, with a strict tool). An
-answer ends behind its calls.
+answer ends after its calls.
 """
 
 import json
@@ -21,14 +21,14 @@ from weft_gateway.forms.marks import RESPONSE, in_grammar
 from weft_gateway.forms.python_calls import PYTHON_NAME
 from weft_gateway.forms.tool_formats import ToolFormat
 
-CALL_WHITESPACE = " ?"  # of calls, which nobody reads: families write them in one line
+CALL_WHITESPACE = " ?"  # white space of calls: families write them in a single line
 _NOT_CLOSED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
 _BLANK = r"[\s\x1c-\x1f]*"  # as Python strips it
-_ANY_ARGUMENTS: Mapping[str, Any] = {"parameters": {"type": "object"}}  # of a tool that is not strict, in free text
+_ANY_ARGUMENTS: Mapping[str, Any] = {"parameters": {"type": "object"}}  # schema of a tool without strict, in free text
 
 
 class FaultyTool(ValueError):
-    """A strict tool whose schema cannot be enforced. `param`: the tool, as `tools[2]`."""
+    """A strict tool with an unenforceable schema. `param`: the tool, as `tools[2]`."""
 
     def __init__(self, param: str, text: str) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ def describe_answer(
 
 
 def keep_enforceable_tools(answer_form: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what cannot be enforced of schemas that are not strict. Raises FaultyTool, ValueError."""
+    """Leave out the unenforceable parts of lenient schemas. Raises FaultyTool, ValueError."""
     functions: list[dict[str, Any]] = []
     for function in answer_form["functions"]:
         if answer_form["is_free"] and not function.get("strict"):
@@ -64,7 +64,7 @@ def keep_enforceable_tools(answer_form: Mapping[str, Any]) -> dict[str, Any]:
             continue
         param = f"tools[{function['index']}]"
         try:
-            schema = keep_enforceable(_arguments(function), _options(function), where="parameters")
+            schema = keep_enforceable(_arguments(function), _options(function), root_name="parameters")
         except ValueError as error:
             raise FaultyTool(param, f"{param} ({function['name']}): {error}") from error
         functions.append({**function, "parameters": schema})
@@ -76,7 +76,7 @@ def keep_enforceable_tools(answer_form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grammar_of_tools(answer_form: Mapping[str, Any], reasoning: str) -> str:
-    """Write Lark: calls in their family's format, or the other answer. `reasoning`: see `_free_text`."""
+    """Write Lark: calls in their family's format, or the alternative answer. `reasoning`: see `_free_text`."""
     written, is_free = ToolFormat(**answer_form["written"]), answer_form["is_free"]
 
     def mark(text: str) -> str:
@@ -111,14 +111,14 @@ def grammar_of_tools(answer_form: Mapping[str, Any], reasoning: str) -> str:
 
 
 def _free_text(written: ToolFormat, reasoning: str) -> list[str]:
-    """Write the rules of text without a call, or until one begins, as `tool_calls.ToolCallParser` finds calls.
+    """Write the rules of text without a call, or until a call begins, matching `tool_calls.ToolCallParser`.
 
-    `reasoning`: the mark of some that may come first, and is no text; "": there is none.
+    `reasoning`: the mark of possible leading reasoning, not part of the text; "": none.
     """
     mark, is_bare = written.openings[0], not written.begin
     opened = written.first.removeprefix(mark)  # a bracket around all calls, or none
     closed = written.last[: len(opened)]
-    # A mark that is a word of the language begins a call with a bracket behind it.
+    # A mark in the form of a word begins a call only with a bracket after it.
     calling = "|".join(rf"{text}{_BLANK}[\[{{]" if text.isalpha() else re.escape(text) for text in written.openings)
     no_first = " & ~FIRST" if is_bare else ""
     starts, rules = ["TEXT"], [rf"TEXT: /(.|\n)*/ & ~/(.|\n)*({calling})(.|\n)*/{no_first}"]
@@ -146,9 +146,9 @@ def _literal(text: str) -> str:
 
 
 def _keywords(name: str, function: Mapping[str, Any]) -> str:
-    """Write what follows the name of a rule: Python's call, and the rules of its arguments, in the schema's order.
+    """Write the rest of a rule after its name: Python's call, and the rules of its arguments, in the schema's order.
 
-    "": the schema says more than properties, and the call is an object.
+    "": the schema has more than properties, and the call is an object.
     """
     schema = _arguments(function)
     is_wider = (_NOT_CLOSED - {"additionalProperties"}) & schema.keys() or schema.get("additionalProperties")
@@ -192,15 +192,15 @@ def _options(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:
-    """Return the schema of a function's arguments, which are an object whatever it says."""
+    """Return the schema of a function's arguments, always an object."""
     schema = allow_null(_closed(drop_annotations(function.get("parameters") or {"properties": {}})))
     return {"type": "object", **{key: value for key, value in schema.items() if key != "type"}}
 
 
 def _closed(schema: Any) -> Any:
-    """Close a schema of arguments: objects have the properties that they name, and no function takes others.
+    """Close a schema of arguments: objects have only the named properties.
 
-    An object that several schemas describe, or that says itself what else it may have, stays as it is.
+    An object stays open if several schemas describe it, or if it specifies further properties itself.
     """
     if not isinstance(schema, dict):
         return schema

@@ -207,7 +207,8 @@ def _served(state: AppState, route: Route, now: FleetNow, in_flight: int) -> dic
         "in_flight": in_flight,
         "tiers": tiers,
         "loading": sum(place.loading for place in places),
-        **asdict(status),
+        "state": status.state,
+        "why": status.reason,
     }
 
 

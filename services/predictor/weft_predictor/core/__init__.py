@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
 """The pure part: values in, predictions out.
 
-Other packages import these names from here and nothing else: the modules of this package may change.
+Other packages import names from here only: the modules of this package may change.
 """
 
 from weft_predictor.core.conformal import MIN_LEVEL, OWN_SCORES, PRIOR_SCORES, ConformalCalibrator, ConformalCalibrators

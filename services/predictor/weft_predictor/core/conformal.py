@@ -1,13 +1,13 @@
 """Split conformal quantiles of prediction errors, with adaptive steps, per adapter.
 
 A calibrator keeps its ~1,000 latest scores (error over its expected size). The q-quantile of the scores bounds the next
-error with probability q if nothing drifts (Vovk et al. 2005; split conformal); when something does, the level
-itself is adjusted after every outcome: level += step * (q - covered) (adaptive conformal inference, Gibbs and Candes
-2021), which bounds the coverage error over T outcomes by about 1 / (step * T) whatever the data do.
+error with probability q if nothing drifts (Vovk et al. 2005; split conformal). Against drift the level itself is
+adjusted after every outcome: level += step * (q - covered). This is adaptive conformal inference (Gibbs and Candes
+2021). It bounds the coverage error over T outcomes by about 1 / (step * T) for any data.
 
-Of a censored outcome only a lower bound of its score is known. A known score above that bound stands in for it (the
-self-consistency of the product-limit estimate, Efron 1967), picked by a golden-ratio sequence: deterministic, and
-evenly spread. Taking the bound itself for the score would teach that answers are short.
+Of a censored outcome only a lower bound of its score is known. A known score above the bound is its stand-in (the
+self-consistency of the product-limit estimate, Efron 1967). A golden-ratio sequence picks it: deterministic, and evenly
+spread. Taking the bound itself for the score would teach short answers.
 """
 
 import math
@@ -22,42 +22,42 @@ from weft_predictor.core.offsets import Group
 WINDOW = 1_000
 STEP = 0.02
 MIN_LEVEL = 0.5
-OWN_SCORES = 100  # an adapter with fewer is answered by the pooled group
+OWN_SCORES = 100  # an adapter with fewer scores uses the pooled group
 MAX_CALIBRATED_ADAPTERS = 1_000
-UNINFORMATIVE = 0.05  # a censored outcome that passes fewer of the known scores teaches nothing
+UNINFORMATIVE = 0.05  # a censored outcome above a smaller share of the known scores teaches nothing
 PRIOR_SCORES = tuple(1.25 * NormalDist().inv_cdf((i + 0.5) / 20) for i in range(20))  # mean absolute value 1
 GOLDEN = 0.618034  # (5 ** 0.5 - 1) / 2
 
 
 class ConformalCalibrator:
-    """The latest scores of an adapter, or of all of them. `level`: the quantile that covers `target` now."""
+    """The latest scores of an adapter, or of all adapters. `level`: the quantile that covers `target` now."""
 
     def __init__(self, scores: Iterable[float] = PRIOR_SCORES, *, target: float = 0.9, prior: int = 20) -> None:
         self.target, self.level = target, target
-        self.prior = prior  # how many of the oldest scores are made up; each real one replaces one
+        self.prior = prior  # made-up scores, the oldest; each real score replaces a made-up score
         self.draws = 0
         self._scores: deque[float] = deque(scores)
         self._sorted = sorted(self._scores)
 
     def __len__(self) -> int:
-        """The number of real scores held."""
+        """Return the number of real scores held."""
         return len(self._scores) - self.prior
 
     def scores(self) -> list[float]:
-        """All scores, oldest first."""
+        """Return all scores, the oldest first."""
         return list(self._scores)
 
     def quantile(self, level: float) -> float:
-        """The conformal quantile: the ceil((n + 1) level)-th smallest score, the largest known one beyond that."""
+        """Return the conformal quantile: the ceil((n + 1) level)-th smallest score, at most the largest known score."""
         rank = math.ceil((len(self._sorted) + 1) * level)
         return self._sorted[min(max(rank, 1), len(self._sorted)) - 1]
 
     def bound(self) -> float:
-        """The score that covers `target` of the next outcomes."""
+        """Return the bound that covers `target` of the next outcomes."""
         return self.quantile(self.level)
 
     def learn(self, score: float) -> bool:
-        """Adjust the level, then add the score. Returns whether the score had been covered."""
+        """Adjust the level, then add the score. Return whether the bound had covered the score."""
         covered = score <= self.bound()
         # Above 1 the bound is the largest score, so a longer memory of misses would only overshoot afterwards.
         self.level = min(max(self.level + STEP * (self.target - covered), MIN_LEVEL), 1.0)
@@ -65,7 +65,8 @@ class ConformalCalibrator:
         return covered
 
     def impute_censored(self, bound: float) -> float | None:
-        """Choose a stand-in for a censored score: a known one above `bound`, else `bound`. None: it teaches nothing."""
+        """Choose a stand-in for a censored score: a known score above `bound`, else `bound`. None: the outcome teaches
+        nothing."""
         below = bisect_right(self._sorted, bound)
         if below < UNINFORMATIVE * len(self._sorted):
             return None
@@ -83,9 +84,10 @@ class ConformalCalibrator:
 
 
 class ConformalCalibrators:
-    """The calibrators: one per tenant's adapter once it has scores enough, else the adapter's, else the pooled one.
+    """The calibrators of tenants' adapters and of adapters, each used once it has enough scores, and the pooled
+    calibrator.
 
-    Bounded: the oldest are dropped.
+    Bounded: the oldest calibrators are dropped.
     """
 
     def __init__(self, *, target: float = 0.9, max_adapters: int = MAX_CALIBRATED_ADAPTERS) -> None:
@@ -94,7 +96,7 @@ class ConformalCalibrators:
         self._target = target
 
     def of_group(self, group: Group) -> ConformalCalibrator:
-        """The calibrator that answers for a tenant's adapter now."""
+        """Return the calibrator used for a tenant's adapter now."""
         for key in (group, ("", group[1])):
             calibrator = self.by_group.get(key)
             if calibrator is not None and len(calibrator) >= OWN_SCORES:
@@ -102,9 +104,9 @@ class ConformalCalibrators:
         return self.pooled
 
     def learn(self, group: Group, score: float, *, shared: bool = True) -> bool:
-        """Teach the group's one, and (`shared`) the adapter's and the pooled one.
+        """Teach the group's calibrator, and (`shared`) the adapter's and the pooled calibrators.
 
-        Returns whether the one that answers had covered the score.
+        Returns whether the calibrator in use had covered the score.
         """
         covered = score <= self.of_group(group).bound()
         if shared:

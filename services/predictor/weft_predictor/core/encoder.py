@@ -1,11 +1,11 @@
 """A transformer encoder that classifies a prompt by the length of its answer (S3, section 3), in numpy.
 
-DistilBERT and BERT sequence classifiers as Hugging Face stores them. One prompt at a time: a prediction does not depend
-on the others of its batch, nothing is padded, and each of 16 at once takes 0.6 to 1.1 of the time of one alone.
+DistilBERT and BERT sequence classifiers as Hugging Face stores them. Prompts are computed singly: a prediction does not
+depend on its batch, and nothing is padded. Each of 16 prompts at once takes 0.6 to 1.1 of the time of a single prompt.
 
-`EncoderClasses` gives the probabilities of the classes to the ridge of `ridge_model.py`, which makes a centre of them:
-so quantiles, offsets and calibration are those of the hashed grams, and the read-out learns online as they do. The
-upper edge of the likeliest class is what S3 itself would reserve.
+`EncoderClasses` gives the probabilities of the classes to the ridge of `ridge_model.py`, which computes a centre. So
+quantiles, offsets and calibration are the same as for hashed grams, and the read-out learns online as well. S3 itself
+would reserve the upper edge of the likeliest class.
 """
 
 import math
@@ -107,7 +107,7 @@ class _Layer:
 
 
 class Encoder:
-    """The network. Raises CorruptModel for weights that are not of the shape or not finite, and without scipy."""
+    """The network. Raises CorruptModel for weights of a wrong shape, for non-finite weights, and without scipy."""
 
     def __init__(self, shape: EncoderShape, weights: Mapping[str, Array]) -> None:
         try:
@@ -158,7 +158,7 @@ class Encoder:
         ids = ids[: self.shape.positions]
         x = self._embed_norm(self._words[np.asarray(ids)] + self._positions[: len(ids)])
         for layer in self._layers:
-            rows = x[:1] if layer is self._layers[-1] else x  # of the last layer, the first position alone is pooled
+            rows = x[:1] if layer is self._layers[-1] else x  # the last layer pools only the first position
             x = layer.attention_norm(rows + layer.out(self._attend(layer.query(rows), layer.key_value(x))))
             x = layer.output_norm(x + layer.down(self._gelu(layer.up(x))))
         pooled = self._pool(x[0])
@@ -178,7 +178,7 @@ class Encoder:
 
 
 class EncoderClasses:
-    """A Featurizer: the constant, the probability of each class, and its logarithm. `name` tells which network."""
+    """A Featurizer: the constant, the probability of each class, and its logarithm. `name` identifies the network."""
 
     def __init__(self, encoder: Encoder, tokenize: Callable[[str], Sequence[int]], name: str) -> None:
         self._encoder, self._tokenize, self.name = encoder, tokenize, name
@@ -198,7 +198,7 @@ class EncoderClasses:
     def log_probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """Compute the logarithm of each class's probability, [prompts, classes]."""
         logits = np.array([self._encoder.logits(self._tokenize(text[:MAX_CHARS])) for text in texts])
-        logits = np.clip(np.nan_to_num(logits, nan=0.0), -MAX_LOGIT, MAX_LOGIT)  # what overflows says nothing
+        logits = np.clip(np.nan_to_num(logits, nan=0.0), -MAX_LOGIT, MAX_LOGIT)  # an overflow carries no information
         scores = logits.reshape(len(texts), self._classes).astype(np.float64)
         return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
 
@@ -212,12 +212,12 @@ class EncoderClasses:
 
 
 def class_of(tokens: NDArray[np.int64], edges: Sequence[int]) -> NDArray[np.int64]:
-    """The first class that a length fits into; the last one has no end."""
+    """Return the first class with room for a length; the last class has no end."""
     return np.searchsorted(np.array(edges[:-1]), tokens, side="left")
 
 
 def deciles(tokens: NDArray[np.int64]) -> tuple[int, ...]:
-    """The upper edges of ten classes with about as many of some lengths in each."""
+    """Return the upper edges of ten classes with about equally many of the given lengths."""
     rising = np.quantile(tokens, np.arange(1, 11) / 10, method="higher")
     edges = list[int]()
     for edge in rising.tolist():
@@ -226,5 +226,5 @@ def deciles(tokens: NDArray[np.int64]) -> tuple[int, ...]:
 
 
 def tenths(max_context_tokens: int) -> tuple[int, ...]:
-    """The upper edges of S3's ten equal buckets."""
+    """Return the upper edges of S3's ten equal buckets."""
     return tuple((i + 1) * max_context_tokens // 10 for i in range(10))

@@ -1,8 +1,8 @@
 """A prompt as a sparse vector: hashed word 1-2-grams and character 3-4-grams, plus the prompt's size class.
 
-The hash is our own and the same in every process and release (Python's `hash` of a string changes with each start).
-All grams of one kind are hashed in a handful of numpy calls over all prompts of a batch, so the cost grows slowly with
-their number and length.
+The hash is defined here and is the same in every process and release (Python's `hash` of a string changes with each
+start). All grams of a kind are hashed in a handful of numpy calls over all prompts of a batch. So the cost grows slowly
+with their number and length.
 """
 
 import re
@@ -20,10 +20,10 @@ Index = NDArray[np.int64]
 Value = NDArray[np.float64]
 AnyIndex = NDArray[np.int64] | NDArray[np.int32]
 AnyValue = NDArray[np.float64] | NDArray[np.float32]
-Codes = tuple[NDArray[np.uint64], Index]  # one after the other, and which prompt each belongs to
+Codes = tuple[NDArray[np.uint64], Index]  # codes in the order of the prompts, and the prompt of each code
 
 _UNIGRAM_PATTERN = re.compile(r"\w+|[^\w\s]")
-# Odd multipliers of a polynomial hash modulo 2^64, one starting value per kind of gram so that kinds do not collide.
+# Odd multipliers of a polynomial hash modulo 2^64, with a starting value per kind of gram so that kinds do not collide.
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _UNIGRAM, _BIGRAM, _CHAR_3, _CHAR_4, _SIZE = (np.uint64(k * 0xD6E8FEB86659FD93 % 2**64) for k in range(1, 6))
 
@@ -38,7 +38,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """The features of some prompts, one after the other. `row` [k]: which prompt; `index`, `value` [k] as above."""
+    """The features of several prompts, in their order. `row` [k]: the prompt's number; `index`, `value` [k] as
+    above."""
 
     row: Index
     index: Index
@@ -46,13 +47,13 @@ class FeatureRows:
 
 
 class Featurizer(Protocol):
-    """A reader of prompts for a ridge. `name` tells one kind of features from another ("": hashed grams)."""
+    """A reader of prompts for a ridge. `name` identifies the kind of features ("": hashed grams)."""
 
     name: str
     dim: int
 
     def rows(self, prompts: Sequence[tuple[str, int]]) -> tuple[FeatureRows, Sequence[int]]:
-        """Read the features of some prompts (text, tokens), and what S3 would reserve for each (0: no buckets)."""
+        """Read the features of prompts (text, tokens), and the reservation of S3 for each (0: no buckets)."""
         ...
 
 
@@ -69,10 +70,10 @@ class HashedGrams:
 
 
 def feature_rows(prompts: Sequence[tuple[str, int]], dim: int) -> FeatureRows:
-    """Read the features of some prompts (text, tokens) at once, with as many numpy calls as for one.
+    """Read the features of prompts (text, tokens) at once, with a fixed number of numpy calls.
 
-    `dim` is a power of two. Each block of grams has Euclidean norm 1 before hashing. A row's bits do not depend on the
-    others: every sum of it is taken in the order of its own entries.
+    `dim` is a power of two. Each block of grams has Euclidean norm 1 before hashing. A row's bits do not depend on
+    further rows: every sum is taken in the order of the row's entries.
     """
     assert dim & (dim - 1) == 0, f"dim {dim} is not a power of two"
     texts = [" ".join(text[:MAX_CHARS].lower().split()) for text, _ in prompts]
@@ -123,7 +124,7 @@ def _keys(codes: Codes, factor: np.uint64, start: np.uint64) -> Codes:
 
 
 def _weigh(blocks: Sequence[Codes], dim: int) -> tuple[Index, Value]:
-    """Weigh the distinct columns of each block of each row by sublinear counts (1 + log n), each block of length 1.
+    """Weigh the distinct columns of each block and row by sublinear counts (1 + log n). Each block has length 1.
 
     Returns places (row * dim + column) and values.
     """
@@ -141,7 +142,7 @@ def _weigh(blocks: Sequence[Codes], dim: int) -> tuple[Index, Value]:
 
 
 def _merge(places: Index, value: Value, rows: int, dim: int) -> FeatureRows:
-    """Add up blocks that share a column of a row, and give each row its constant."""
+    """Add up blocks with a common column of a row, and give each row its constant."""
     unique, inverse = np.unique(np.concatenate([np.arange(rows) * dim, places]), return_inverse=True)
     summed = np.bincount(inverse, weights=np.concatenate([np.ones(rows), value]))
     return FeatureRows(unique // dim, unique % dim, summed.astype(np.float64, copy=False))

@@ -1,4 +1,4 @@
-"""The interface of a length model: what server, checkpoints and simulator need of it, and all that they know of it."""
+"""The interface of a length model. Server, checkpoints and simulator use nothing else of a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from weft.domain.request import Outcome
 
 Arrays = Mapping[str, NDArray[Any]]
 Lesson = Literal["learned", "partial", "censored", "unknown", "duplicate"]
-TARGET = 0.9  # of real lengths, which p90 covers
+TARGET = 0.9  # share of real lengths covered by p90
 
 
 @dataclass(frozen=True, slots=True)
 class ObservationResult:
-    """The change that an outcome made.
+    """The change of a model by an outcome.
 
-    learned: everything. partial: offset and calibration of its adapter; the prompt's features were gone. Nothing:
-    censored (a lower bound far below what is usual), unknown (neither features nor a prediction of this model, or one
-    too long ago), duplicate (the same request id before). `covered`: whether p90 held; None: nothing. `loss`: the
-    quantile losses of the p50 and p90 that the model had for the prompt before, in log tokens; None for an answer that
-    cannot be judged (cut off, or features gone).
+    learned: everything. partial: offset and calibration of its adapter; the prompt's features were gone. No change:
+    censored (a lower bound far below usual lengths); unknown (neither features nor a recent prediction of this model);
+    duplicate (the same request id before). `covered`: whether p90 held; None: no change. `loss`: the quantile losses of
+    the model's earlier p50 and p90 for the prompt, in log tokens. None: the answer cannot be judged (cut off, or
+    features gone).
     """
 
     lesson: Lesson
@@ -31,7 +31,7 @@ class ObservationResult:
 
 
 class LengthModel(Protocol):
-    """A model that predicts and learns. Pure: no clock, no thread of its own; one thread calls it.
+    """A model that predicts and learns. Pure: it has no clock and no thread; a single thread calls it.
 
     `scale` multiplies every prediction (experiments).
     """
@@ -40,26 +40,26 @@ class LengthModel(Protocol):
 
     @property
     def version(self) -> str:
-        """A text that changes when the model does."""
+        """Return a text that changes with the model."""
         ...
 
     @property
     def learned(self) -> int:
-        """The number of outcomes that changed the model."""
+        """Return how many outcomes changed the model."""
         ...
 
     @property
     def coverage(self) -> float | None:
-        """The share of the latest 1,000 outcomes that p90 covered; None before the first."""
+        """Return the share of the latest 1,000 outcomes covered by p90; None before the first outcome."""
         ...
 
     @property
     def adapters(self) -> int:
-        """The number of adapters, and adapters of a tenant, with an offset of their own."""
+        """Return the number of adapters, and of tenants' adapters, with a separate offset."""
         ...
 
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
-        """Predict each item, in order. Of an item without a request id the model keeps nothing."""
+        """Predict each item, in order. The model keeps nothing of an item without a request id."""
         ...
 
     def observe(self, outcome: Outcome) -> ObservationResult:
@@ -67,5 +67,5 @@ class LengthModel(Protocol):
         ...
 
     def save(self) -> Arrays:
-        """Copy everything that the model has learned; the checkpoint is made of it."""
+        """Copy the learned state of the model, for the checkpoint."""
         ...

@@ -1,8 +1,9 @@
 """Offsets of adapters from the shared model: an adapter's median residual, shrunk by n / (n + k).
 
-An offset per adapter explains as much of the length as a good prompt model does, and needs no gradient step; the median
-because residuals of log length have long tails, the shrinkage because a cold adapter knows little of itself. A tenant's
-own window of an adapter (or of the base, which tenants share) is shrunk towards the adapter's offset of its beginning.
+An offset per adapter explains as much of the length as a good prompt model does, and needs no gradient step. It is a
+median because residuals of log length have long tails. It is shrunk because a cold adapter has little evidence. A
+tenant's window of an adapter (or of the base, which tenants share) is shrunk towards the adapter's offset at the
+window's beginning.
 """
 
 from collections import deque
@@ -11,11 +12,11 @@ from statistics import median
 
 from weft.domain.lru import LruDict
 
-WINDOW = 64  # latest residuals of an adapter: a drift has passed through after as many outcomes
+WINDOW = 64  # latest residuals of an adapter: a drift has passed through after the same number of outcomes
 SHRINK_K = 8.0
 MAX_OFFSET_ADAPTERS = 10_000
-Group = tuple[str, str]  # tenant and adapter; the tenant "": all of them, or keys are off
-HISTORY = 8  # offsets of the past, each of eight changes: together of a whole window
+Group = tuple[str, str]  # tenant and adapter; the tenant "": all tenants, or keys are off
+HISTORY = 8  # past offsets, each of eight changes: together a full window
 
 
 class _Window:
@@ -28,7 +29,7 @@ class _Window:
         self.history: deque[tuple[int, float]] = deque(maxlen=HISTORY)  # (changed at, the offset until then)
         self.changes, self.prior = 0, prior
         self.offset = shrunk_median(self.residuals, prior)
-        self.forgotten = -1  # the end of what `history` has dropped
+        self.forgotten = -1  # the end of the last offset dropped from `history`
 
     def append(self, residual: float, now: int) -> None:
         if self.changes % HISTORY == 0:
@@ -49,12 +50,12 @@ class Offsets:
         return len(self._windows)
 
     def of_group(self, group: Group) -> float:
-        """The offset of a tenant's adapter in log tokens, else the adapter's; 0 for one never seen."""
+        """Return the offset of a tenant's adapter in log tokens, else the adapter's; 0 for an unknown adapter."""
         window = self._windows.get(group) or self._windows.get(("", group[1]))
         return window.offset if window else 0.0
 
     def at_version(self, group: Group, version: int) -> float | None:
-        """About the offset of an adapter when the model had learned `version` outcomes; None: it is forgotten."""
+        """Return about the adapter's offset after `version` outcomes of the model; None: the offset is forgotten."""
         window = self._windows.get(group)
         if window is None or version > window.forgotten:
             past = (offset for changed_at, offset in window.history if changed_at >= version) if window else ()
@@ -62,19 +63,19 @@ class Offsets:
         return None
 
     def learn(self, group: Group, residual: float, now: int = 0) -> None:
-        """Learn one more residual (log length minus the ridge's answer). `now`: outcomes learned before."""
+        """Learn a residual (log length minus the ridge's answer). `now`: outcomes learned before."""
         self._windows.touch(group, lambda: _Window(self.of_group(group))).append(residual, now)
 
     def items(self) -> Iterable[tuple[Group, list[float]]]:
-        """Group and residuals, oldest first: with `prior` the part of the checkpoint."""
+        """Return groups and residuals, oldest first: with `prior` the part of the checkpoint."""
         return ((group, list(window.residuals)) for group, window in self._windows.items())
 
     def prior(self, group: Group) -> float:
-        """The offset towards which a group with a window is shrunk."""
+        """Return the prior offset of a group with a window; the group is shrunk towards it."""
         return self._windows[group].prior
 
     def restore(self, group: Group, residuals: Iterable[float], prior: float) -> None:
-        """Put back what `items` and `prior` returned."""
+        """Restore a group from the output of `items` and `prior`."""
         self._windows[group] = _Window(prior, residuals)
 
 

@@ -1,13 +1,14 @@
-"""The model that serves and a candidate for its place, which takes it only by predicting better what neither had seen.
+"""The serving model and a candidate for its place. The candidate takes it only by better predictions of outcomes new to
+both.
 
-The candidate, which was mounted later, predicts every prompt and learns every outcome beside the served model. Each
-outcome is scored against both before either learns it, so it is held out by construction. The candidate is promoted
-once its mean loss is lower by more than chance (CONFIDENCE standard errors of the paired difference); after MAX_JUDGED
-outcomes without that it is dropped. A promoted model's predecessor is the next candidate: what proves worse after its
+The candidate, mounted later, predicts every prompt and learns every outcome alongside the served model. Each outcome is
+scored against both before either learns it, so it is held out by construction. The candidate is promoted once its mean
+loss is lower by more than chance (CONFIDENCE standard errors of the paired difference). Without promotion it is dropped
+after MAX_JUDGED outcomes. A promoted model's predecessor is the next candidate: a model that proves worse after its
 promotion is rolled back by the same rule.
 
-Loss: see `ObservationResult`. One outcome counts at most MAX_DIFFERENCE; a tenant that has given half of the judged
-outcomes gives no more until others have.
+Loss: see `ObservationResult`. An outcome counts at most MAX_DIFFERENCE. A tenant with half of the judged outcomes adds
+none until other tenants have added theirs.
 """
 
 import math
@@ -21,13 +22,14 @@ from weft.domain.request import Outcome
 from weft_predictor.core.length_model import Arrays, LengthModel, ObservationResult
 
 MIN_JUDGED, MAX_JUDGED = 200, 2_000  # outcomes
-CONFIDENCE = 3.0  # standard errors: looked at after every outcome, by chance alone about one in fifty is promoted
+CONFIDENCE = 3.0  # standard errors: checked after every outcome, about 2 % of equal candidates are promoted by chance
 MAX_DIFFERENCE = 1.0  # log tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PromotionDecision:
-    """A decision on a candidate. `gain`: how much lower its loss is, of the served model's; `judged`: outcomes."""
+    """A decision on a candidate. `gain`: the reduction of the loss, as a share of the served model's loss; `judged`:
+    outcomes."""
 
     result: Literal["promoted", "dropped"]
     candidate: str
@@ -44,7 +46,7 @@ class Judge:
         self._by_tenant = Counter[str]()
 
     def add(self, tenant: str, served: float, candidate: float) -> None:
-        """Add the losses of one outcome."""
+        """Add the losses of the served model and the candidate for an outcome."""
         judge = self._by_tenant[tenant]
         if 0 < self.judged - judge < judge:
             return
@@ -63,21 +65,21 @@ class Judge:
 
     @property
     def gain(self) -> float:
-        """The share of the served model's loss that the candidate does not have."""
+        """Return the share of the served model's loss saved by the candidate."""
         return self.mean * self.judged / self._served if self._served else 0.0
 
 
 class PromotedModel:
-    """A LengthModel: the served one, and for as long as one is judged its candidate. One thread calls it."""
+    """A LengthModel of the served model, and of a candidate while it is judged. A single thread calls it."""
 
     def __init__(self, served: LengthModel, on_decision: Callable[[PromotionDecision], None]) -> None:
-        """Serve a model. `on_decision`: called in the thread that observes, after the change."""
+        """Serve a model. `on_decision`: called after a change, in the thread of `observe`."""
         self.served, self.scale, self._on_decision = served, served.scale, on_decision
         self.candidate: LengthModel | None = None
         self._judge = Judge()
 
     def offer(self, candidate: LengthModel) -> None:
-        """Have a model judged; it replaces one that is being judged."""
+        """Judge a model from now on. It replaces an earlier candidate."""
         candidate.scale = self.scale
         self.candidate, self._judge = candidate, Judge()
 
@@ -98,7 +100,7 @@ class PromotedModel:
         return self.served.adapters
 
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
-        """Predict with the served model; while a candidate is judged, a prompt costs both."""
+        """Predict with the served model. While a candidate is judged, a prompt costs two predictions."""
         if self.candidate is not None:
             self.candidate.predict_batch(items)
         return self.served.predict_batch(items)

@@ -1,7 +1,7 @@
-"""A length model that supplies given predictions: for traces without text, for scenarios, for an oracle.
+"""A length model with given predictions: for traces without text, for scenarios, for an oracle.
 
-A prediction is found by its request's id, else by its prompt's text: a gateway makes its own ids, so a trace that is
-sent through one writes its key into the prompt.
+A prediction is found by its request's id, else by its prompt's text. A gateway makes new ids, so a trace sent through a
+gateway writes its key into the prompt.
 """
 
 import math
@@ -20,7 +20,7 @@ QUANTILES = ("p10", "p50", "p90", "p99")
 
 
 class ReplayedLengths:
-    """A LengthModel. It learns nothing; a request that it does not know has no prediction (0 tokens)."""
+    """A LengthModel that learns nothing. An unknown request has no prediction (0 tokens)."""
 
     version, learned, adapters = VERSION, 0, 0
     coverage: float | None = None
@@ -60,7 +60,7 @@ def parse(lines: Iterable[bytes]) -> dict[str, Prediction]:
     """Read predictions by key from JSON lines: `key` (string), `p10` <= `p50` <= `p90` <= `p99` in tokens; perhaps
     `bucket`.
 
-    Raises BadData: which line, and what is wrong with it.
+    Raises BadData with the line and its fault.
     """
     predictions: dict[str, Prediction] = {}
     for number, line in enumerate(lines, 1):

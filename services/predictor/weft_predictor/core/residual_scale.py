@@ -1,8 +1,8 @@
-"""The scale of errors by predicted length: how far off answers usually are, one value per octave.
+"""The scale of errors by predicted length: the usual error, a value per octave.
 
 Short predictions err by a larger factor than long ones (mean absolute residual of log length 0.60 below 20 tokens, 0.39
-above 70 on Alpaca). Dividing residuals by this scale before the conformal quantile (normalised scores) cuts what a q90
-reserves from 1.90 to 1.73 times the use, at the same overrun rate.
+above 70 on Alpaca). Residuals are divided by this scale before the conformal quantile (normalised scores). This cuts
+the reservation of a q90 from 1.90 to 1.73 times the use, at the same overrun rate.
 """
 
 import math
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 OCTAVES = 20  # up to a million tokens
 PRIOR_COUNT = 50.0  # outcomes' worth of trust in the prior
-MEMORY = 2_000.0  # outcomes of an octave that count
+MEMORY = 2_000.0  # outcomes counted per octave
 LOG_2 = math.log(2.0)
 
 
@@ -34,7 +34,7 @@ class ResidualScale:
         return float(self.scale[low] * (1.0 - part) + self.scale[low + 1] * part)
 
     def learn(self, log_tokens: float, residual: float) -> None:
-        """Learn one more residual of a prediction of that length."""
+        """Learn a residual of a prediction with the given length."""
         octave = min(max(int(log_tokens / LOG_2), 0), OCTAVES - 1)
         self.count[octave] = min(self.count[octave] + 1.0, MEMORY)
         self.scale[octave] += (abs(residual) - self.scale[octave]) / self.count[octave]

@@ -29,16 +29,16 @@ class Ridge:
         return cls(np.zeros(dim, dtype=np.float32), np.full(dim, 1.0 / RIDGE, dtype=np.float32), base)
 
     def predict(self, x: Features) -> float:
-        """Predict the target of one row."""
+        """Predict the target of a single row."""
         return self.base + float(self.weight[x.index] @ x.value)
 
     def predict_rows(self, xs: FeatureRows) -> NDArray[np.float64]:
-        """Predict the targets of several rows [n], each the same to the bit whatever the others are."""
+        """Predict the targets of several rows [n], each to the bit independent of the rest."""
         summed = np.bincount(xs.row, self.weight[xs.index] * xs.value)
         return self.base + summed.astype(np.float64, copy=False)
 
     def learn(self, x: Features, target: float) -> None:
-        """Take one step towards `target`: the Kalman update with the covariance kept diagonal."""
+        """Step towards `target`: the Kalman update with the covariance kept diagonal."""
         spread = self.variance[x.index] * x.value
         gain = spread / (1.0 + float(spread @ x.value))
         self.weight[x.index] += gain * (target - self.predict(x))

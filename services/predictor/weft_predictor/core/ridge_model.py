@@ -1,22 +1,21 @@
 """The length model: a ridge on features of the prompt, adapter offsets, calibrated quantiles.
 
-The features are hashed grams (the default, `features.py`), or what an encoder says of the prompt (S3's form,
-`encoder.py`); all the rest is the same.
+The features are hashed grams (the default, `features.py`), or the output of an encoder for the prompt (S3's form,
+`encoder.py`). All the rest is the same.
 
     log length  ~  ridge(features)  +  offset(group)            = centre
     error       =  (log length - centre) / scale(centre)        = score
     p10 ... p99 =  exp(centre + scale(centre) * quantile of the group's scores)
 
-An outcome is first scored against the model as it is, then learned (prequential), so the coverage that the model
-reports is honest. An outcome names its request; `FeatureCache` has the features of that request's prompt. Where they
-are gone, the prediction that the request was scheduled with gives its centre back: the adapter's offset and
-calibration learn from it, the ridge does not.
+An outcome is first scored against the present model, then learned (prequential), so the reported coverage is honest. An
+outcome names its request; `FeatureCache` has the features of the request's prompt. If they are gone, the outcome's
+prediction gives back its centre. The adapter's offset and calibration learn from it; the ridge does not.
 
-A group is a tenant's adapter. A tenant has groups of its own, and from its first outcome a ridge of its own, so that no
-flood of another moves its predictions. What is shared (the first ridge, the groups of all tenants of an adapter, the
-pooled one) is what a tenant begins with. It learns while one tenant is the only one that has ever taught; with a second
-it stays as it is, for a young ridge follows twenty outcomes anywhere, whoever sends them. One outcome teaches a ridge
-at most MAX_ERROR scales (Huber 1964).
+A group is a tenant's adapter. A tenant has separate groups, and from its first outcome a separate ridge, so that no
+flood of outcomes from elsewhere moves its predictions. A tenant begins with the shared parts: the first ridge, the
+groups of all tenants of an adapter, the pooled group. The shared parts learn while a single tenant has ever taught.
+With a second tenant they stay unchanged, because twenty outcomes of any sender move a young ridge anywhere. An outcome
+teaches a ridge at most MAX_ERROR scales (Huber 1964).
 """
 
 import json
@@ -48,9 +47,9 @@ COLD_LOG_TOKENS = math.log(128.0)
 COLD_SCALE = 0.8  # p90 of a cold model: 128 * e^(0.8 * 1.6) = 465 tokens
 MAX_LOG_TOKENS = math.log(1e6)
 COVERAGE_WINDOW = 1_000
-PART_CHARS = 4_096  # of a batch that is computed at once: more leaves the cache, and is slower
-MAX_SEEN = 20_000  # request ids of outcomes: an outcome that arrives again does not teach twice
-MAX_OWN = 64  # tenants with a ridge of their own, of 1 MiB; others are answered by the shared one and own offsets
+PART_CHARS = 4_096  # characters computed at once: more leaves the cache, and is slower
+MAX_SEEN = 20_000  # request ids of outcomes: a repeated outcome does not teach twice
+MAX_OWN = 64  # tenants with a separate ridge of 1 MiB; further tenants use the shared ridge and separate offsets
 MAX_ERROR = 3.0  # scales: 2 % of Alpaca's answers are farther off
 LAYOUT = 2  # of a checkpoint
 _CUT_OFF = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED)
@@ -58,7 +57,7 @@ _CUT_OFF = (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """A ridge, and how far off its predictions are by their length."""
+    """A ridge and the scale of its errors by predicted length."""
 
     ridge: Ridge
     scale: ResidualScale
@@ -71,7 +70,7 @@ class Regression:
         )
 
     def learn(self, x: Features, real: float, offset: float) -> float:
-        """Learn a log length. Returns what the ridge said before."""
+        """Learn a log length. Return the ridge's earlier prediction."""
         base = self.ridge.predict(x)
         centre = min(max(base + offset, 0.0), MAX_LOG_TOKENS)
         bound = MAX_ERROR * self.scale.scale_at(centre)
@@ -82,7 +81,7 @@ class Regression:
 
 
 class RidgeModel:
-    """A LengthModel. Not thread-safe: one owner. `scale` multiplies every prediction (experiments)."""
+    """A LengthModel. Not thread-safe: it has a single owner. `scale` multiplies every prediction (experiments)."""
 
     scale = 1.0
 
@@ -101,8 +100,8 @@ class RidgeModel:
         self.ridge, self.offsets, self.residual_scale = ridge, offsets, residual_scale  # shared by all tenants
         self.calibrators = calibrators
         self.hits: deque[bool] = deque(maxlen=COVERAGE_WINDOW)
-        self._teacher: str | None = None  # of what is shared: the first tenant
-        self._shared_learns = True  # one tenant at most has ever taught
+        self._teacher: str | None = None  # of the shared parts: the first tenant
+        self._shared_learns = True  # at most a single tenant has ever taught
         self._shared = Regression(ridge, residual_scale)
         self._of_tenants: LruDict[str, Regression] = LruDict(MAX_OWN)
         self.features = FeatureCache()
@@ -116,7 +115,7 @@ class RidgeModel:
 
     @property
     def version(self) -> str:
-        """The fit, how many outcomes were learned since, and the scale where there is one."""
+        """Return the fit's name, the number of outcomes learned since, and the scale unless it is 1."""
         return f"{self.family}+{self.learned}{self._scale_suffix}"
 
     @property
@@ -132,15 +131,16 @@ class RidgeModel:
         return len(self.offsets)
 
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
-        """Predict items. A prediction does not depend on the others of its batch.
+        """Predict items. A prediction does not depend on the rest of its batch.
 
-        On a Zen 4 core, of hashed grams, 22 us each where they have 40 characters (150 us alone), 54 us with 185 (190).
+        On a Zen 4 core with hashed grams, a prompt of 40 characters takes 22 us (150 us in a batch of 1). A prompt of
+        185 characters takes 54 us (190 us).
         """
         predicted, version = list[Prediction](), self.version
         for part in _parts(items):
             rows, buckets = self.featurizer.rows([(item.prompt_text, item.prompt_tokens) for item in part])
             regressions = {item.namespace: self._regression(item.namespace) for item in part}
-            predicted_rows = {id(one): one.ridge.predict_rows(rows).tolist() for one in regressions.values()}
+            predicted_rows = {id(entry): entry.ridge.predict_rows(rows).tolist() for entry in regressions.values()}
             for row, (item, bucket) in enumerate(zip(part, buckets, strict=True)):
                 group, regression = (item.namespace, item.model_name), regressions[item.namespace]
                 centre = self._centre(predicted_rows[id(regression)][row], group)
@@ -154,7 +154,7 @@ class RidgeModel:
         return predicted
 
     def observe(self, outcome: Outcome) -> ObservationResult:
-        """Learn an outcome, once. An answer that was cut off is a lower bound of its length, never a short answer."""
+        """Learn an outcome, once. A cut-off answer is a lower bound of its length, never a short answer."""
         if outcome.request_id in self._seen:
             return ObservationResult("duplicate")
         self._seen[outcome.request_id] = None
@@ -179,7 +179,8 @@ class RidgeModel:
         return ObservationResult("partial" if x is None else "learned", covered, loss)
 
     def _learn(self, x: Features | None, group: Group, base: float, real: float) -> None:
-        """Learn a real length, `real` in log tokens. `base`: what the tenant's ridge says, if it knows the prompt."""
+        """Learn a real length, `real` in log tokens. `base`: the prediction of the tenant's ridge, if it knows the
+        prompt."""
         tenant, adapter = group
         if self._shared_learns:
             shared = base if x is None else self._shared.learn(x, real, self.offsets.of_group(("", adapter)))
@@ -190,7 +191,7 @@ class RidgeModel:
             self.offsets.learn(group, real - base, self.learned)
 
     def _regression(self, tenant: str) -> "Regression":
-        """The regression that answers for a tenant now."""
+        """Return the regression used for a tenant now."""
         return self._of_tenants.get(tenant, self._shared)
 
     def _loss(self, group: Group, score: float) -> float:
@@ -200,10 +201,10 @@ class RidgeModel:
         return sum(max(level * error, (level - 1.0) * error) for level, error in losses)
 
     def _base_of(self, outcome: Outcome, group: Group) -> float | None:
-        """Recover the ridge's part of the prediction that a request was scheduled with; None: it cannot be known.
+        """Recover the ridge's part of the prediction used to schedule a request; None: unknown.
 
-        The offset of then is taken out, not that of now: else the error that some requests in flight have taught is
-        taught once more by each of the others, and the offset runs away.
+        The offset at the time of the prediction is subtracted, not the present offset. Otherwise each request in flight
+        would teach an error already learned again, and the offset would run away.
         """
         version = self._learned_at(outcome.model_version)
         offset = self.offsets.at_version(group, version) if version is not None else None
@@ -222,7 +223,7 @@ class RidgeModel:
         return min(max(base + self.offsets.of_group(group), 0.0), MAX_LOG_TOKENS)
 
     def _centre_of_median(self, log_p50: float, group: Group) -> float:
-        """Find the centre whose predicted median this was: the fixed point of centre = median - scale(centre) * score.
+        """Find the centre with this predicted median: the fixed point of centre = median - scale(centre) * score.
 
         The median score is near 0 and the scale changes little within an octave, so a few rounds settle it.
         """
@@ -234,10 +235,9 @@ class RidgeModel:
     # ---- the checkpoint: plain arrays
 
     def save(self) -> Arrays:
-        """`meta` (JSON as bytes: layout, family, learned, adapter names, calibration levels), the ridge's `weight` and
-        `variance` [dim], the residual scale, and the windows of offsets and calibrators as one array each with their
-        lengths.
-        """
+        """Copy the model to arrays. `meta`: JSON as bytes with layout, family, learned, adapter names, calibration
+        levels. The ridge: `weight` and `variance` [dim]. The residual scale. The windows of offsets and calibrators: an
+        array each, with their lengths."""
         groups = {None: self.calibrators.pooled, **self.calibrators.by_group}
         offsets = dict(self.offsets.items())
         meta = {
@@ -274,12 +274,13 @@ class RidgeModel:
 
     @staticmethod
     def features_of(arrays: Arrays) -> str:
-        """Read the name of the features that a saved model reads. Raises CorruptModel, KeyError, ValueError."""
+        """Read the name of a saved model's features. Raises CorruptModel, KeyError, ValueError."""
         return str(_meta(arrays)["features"])
 
     @classmethod
     def load(cls, arrays: Arrays, featurizer: Featurizer | None = None) -> "RidgeModel":
-        """Restore what `save` made of the same features. Raises CorruptModel (or KeyError, ValueError) otherwise."""
+        """Restore a model of the same features from the output of `save`. Raises CorruptModel, KeyError or ValueError
+        otherwise."""
         meta = _meta(arrays)
         if (name := meta["features"]) != (featurizer.name if featurizer else ""):
             raise CorruptModel(f"it reads the features of {name or 'hashed grams'}")
@@ -340,12 +341,12 @@ def _group(names: Any) -> Group:
 
 
 def _log_tokens(tokens: float) -> float:
-    """The logarithm of a length that may be anything: at least one token, at most what can be predicted."""
+    """Return the logarithm of any length, between a single token and the largest prediction."""
     return min(math.log(tokens), MAX_LOG_TOKENS) if tokens >= 1 else 0.0
 
 
 def _tokens(log_tokens: float, scale: float) -> int:
-    """The whole tokens of a logarithm, at least 1, rounded up; bounded so that they fit the wire whatever the scale."""
+    """Return the tokens of a logarithm, rounded up, at least 1. Bounded, so that any scale fits the wire."""
     return max(1, math.ceil(min(math.exp(min(log_tokens, MAX_LOG_TOKENS)) * scale, 2**31 - 1)))
 
 

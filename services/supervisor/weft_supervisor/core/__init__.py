@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
 """The pure part: events in, effects out; the clock is an argument (seconds, monotonic).
 
-Other packages import these names from here and nothing else: the modules of this package may change.
+Other packages import names from here only: the modules of this package may change.
 """
 
 from weft_supervisor.core.leases import Leases

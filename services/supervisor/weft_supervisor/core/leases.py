@@ -1,7 +1,7 @@
-"""Runner leases: every message renews one; a runner silent for `lease_s` is gone.
+"""Runner leases. Every message renews its runner's lease; a runner silent for `lease_s` is lost.
 
-A lease that ran out is forgotten, so the same incarnation may come back, with a full report. An incarnation that was
-replaced by a newer one of its uuid never comes back (the last 4 of each uuid are remembered).
+An expired lease is forgotten, so the same incarnation may come back, with a full report. A replaced incarnation never
+comes back: the last 4 of each uuid are remembered.
 """
 
 from collections import OrderedDict, deque
@@ -14,11 +14,11 @@ MAX_UUIDS = 10_000
 
 
 class Leases:
-    """The runners that are alive. At most one incarnation of a uuid is."""
+    """The leases of live runners, at most one incarnation per uuid."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._expires: OrderedDict[str, tuple[float, RunnerId]] = OrderedDict()  # soonest first: all leases are equal
+        self._expires: OrderedDict[str, tuple[float, RunnerId]] = OrderedDict()  # soonest first: leases are equal
         self._held_until = 0.0
         self._replaced: LruDict[str, deque[str]] = LruDict(MAX_UUIDS)
 
@@ -26,11 +26,11 @@ class Leases:
         return len(self._expires)
 
     def holds(self, runner: RunnerId) -> bool:
-        """Whether that very incarnation is alive."""
+        """Whether this incarnation of the uuid is alive."""
         return self.current(runner.uuid) == runner
 
     def current(self, uuid: str) -> RunnerId | None:
-        """The incarnation alive under a uuid."""
+        """Return the live incarnation of a uuid; None: the uuid has no lease."""
         lease = self._expires.get(uuid)
         return lease[1] if lease else None
 
@@ -39,7 +39,7 @@ class Leases:
         return runner.incarnation in self._replaced.get(runner.uuid, ())
 
     def grant(self, runner: RunnerId, now: float) -> RunnerId | None:
-        """Grant a lease to an incarnation that has not been replaced. Returns the one whose place it takes, if any."""
+        """Grant a lease to an incarnation without a newer one. Return the incarnation that it replaces, if any."""
         assert not self.replaced(runner), f"{runner} was replaced by a newer incarnation"
         old = self.current(runner.uuid)
         self._extend(runner, now)
@@ -49,14 +49,14 @@ class Leases:
         return old
 
     def renew(self, runner: RunnerId, now: float) -> bool:
-        """Renew a lease, as any message does. Returns False where that incarnation has no lease."""
+        """Renew a lease; any message does so. Return False if the incarnation has no lease."""
         if not self.holds(runner):
             return False
         self._extend(runner, now)
         return True
 
     def expire(self, now: float) -> list[RunnerId]:
-        """End the leases that have run out; returns their runners, each once."""
+        """End expired leases. Return their runners, each once."""
         expired: list[RunnerId] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, (_, runner) = self._expires.popitem(last=False)
@@ -64,12 +64,12 @@ class Leases:
         return expired
 
     def hold_all(self, deadline: float) -> None:
-        """Let no lease run out before `deadline`, however short the time that it is renewed for: their order stays."""
+        """Keep every lease until `deadline`, and keep the order of the leases."""
         self._held_until = max(self._held_until, deadline)
         self._expires = OrderedDict((uuid, (max(at, deadline), id_)) for uuid, (at, id_) in self._expires.items())
 
     def next_deadline(self) -> float | None:
-        """The time at which the next lease runs out unless renewed."""
+        """Return the end of the next lease to expire unless renewed."""
         for expires, _ in self._expires.values():
             return expires
         return None
@@ -79,7 +79,7 @@ class Leases:
         self._expires.move_to_end(runner.uuid)
 
     def check(self) -> None:
-        """Check that deadlines are in order, and that nobody alive has been replaced."""
+        """Check the order of deadlines, and the absence of replaced incarnations."""
         entries = list(self._expires.values())
         assert entries == sorted(entries, key=lambda entry: entry[0]), "leases are out of order"
         assert not any(self.replaced(runner) for _, runner in entries), "a replaced incarnation holds a lease"

@@ -1,11 +1,11 @@
-"""The choice of the sequence that leaves at an overrun without free pages (S3, section 3.4; Punica, section 5.3).
+"""The choice of a victim at an overrun without free pages (S3, section 3.4; Punica, section 5.3).
 
-Growth in place is the runner's, and so is a swap to its host memory. What is left here is a runner with a paused
-sequence, not one free page and no swap that helps: its newest sequence leaves (it may be the overrunner, and under
-reservation policy s3 it is), one at a time, until a report shows it gone or `bound_s` has passed. The oldest sequence
-is not chosen while another one may be, so it makes progress, then the next: it terminates. Only an overrunner's
-reservation doubles; another victim keeps its own. A request that is the youngest wherever it comes would leave one
-runner after another: one that was preempted as often as a request may be stays, on all its pages.
+The runner itself grows sequences in place and swaps them to its host memory. This module handles a runner with a paused
+sequence, no free page and no helpful swap. The newest sequence leaves, one at a time, until a report shows it gone or
+`bound_s` has passed. It may be the overrunner; under reservation policy s3 it is. The oldest sequence is chosen only as
+the last candidate. So it makes progress, then the next, and the process terminates. Only an overrunner's reservation
+doubles; any other victim keeps its reservation. A request that is the youngest everywhere would leave one runner after
+another. Therefore a request at the limit of preemptions stays, on all its pages.
 """
 
 from typing import NamedTuple
@@ -16,14 +16,14 @@ from weft.domain.runner import PreemptDecision, RunnerBook
 
 
 class PendingPreemption(NamedTuple):
-    """A victim that has been chosen and not yet been seen to leave; chosen again after `deadline` (seconds)."""
+    """A chosen victim that has not left yet; chosen again after `deadline` (seconds)."""
 
     decision: PreemptDecision
     deadline: float
 
 
 class Preemption:
-    """The pending victims, at most one per runner."""
+    """The pending victims, at most one for each runner."""
 
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
@@ -50,39 +50,39 @@ class Preemption:
         return decision
 
     def pending(self) -> list[PreemptDecision]:
-        """List victims that have not left: a new scheduler has to hear of them."""
+        """List the victims still there, for a new scheduler."""
         return [pending.decision for pending in self._pending.values()]
 
     def forget(self, runner: RunnerId) -> None:
-        """Forget a runner that is gone, and its sequences with it."""
+        """Forget a lost runner and its sequences."""
         self._pending.pop(runner, None)
 
     def due(self, now: float) -> list[RunnerId]:
-        """List runners whose victim should have left by now."""
+        """List the runners with an overdue victim."""
         return [runner for runner, pending in self._pending.items() if pending.deadline <= now]
 
     def next_deadline(self) -> float | None:
-        """The time at which the next bound passes."""
+        """Return the next deadline of a victim."""
         return min((pending.deadline for pending in self._pending.values()), default=None)
 
 
 def select_victim(book: RunnerBook) -> PreemptDecision | None:
-    """Choose the latest arrival, or an overrunner that leaves itself, where one is paused and no page is free; never
-    alone.
+    """Choose the latest arrival, or an overrunner that leaves itself. Return None if no sequence is paused, a page is
+    free, or fewer than two sequences have pages.
 
-    A sequence without pages of its own is in host memory: its leaving would help nobody. One that stays was preempted
-    as often as a request may be; it has all its pages, so one that waits for a page is always there to leave instead.
-    Batch requests leave before interactive ones, whatever holds among themselves.
+    A sequence without pages is in host memory: its leaving would help no request. A sequence that stays has reached the
+    limit of preemptions and has all its pages. So a sequence that waits for a page is always there to leave instead.
+    Batch requests leave before interactive requests; the rules above hold within each priority.
     """
     here = [sequence for sequence in book.sequences.values() if sequence.reserved_pages]
     if book.figures.free_pages > 0 or len(here) < 2:
-        return None  # free pages: the runner grants them itself; alone: no other sequence's pages would help
+        return None  # the runner grants free pages itself; a single sequence gains nothing from a preemption
     paused = {(overrun.request_id, overrun.epoch): overrun for overrun in book.overruns}
     waiting = [s for s in book.sequences.values() if (s.request_id, s.epoch) in paused]
     if not waiting:
         return None
     candidates = victim_candidates(here, lambda sequence: sequence.priority)
-    leaving = [one for one in waiting if paused[one.request_id, one.epoch].leaves and one in candidates]
+    leaving = [s for s in waiting if paused[s.request_id, s.epoch].leaves and s in candidates]
     movable = [sequence for sequence in candidates if not sequence.stays]
     victim = latest_arrival(leaving or movable or candidates, lambda sequence: sequence.arrived_ms)
     allotment = paused.get((victim.request_id, victim.epoch))

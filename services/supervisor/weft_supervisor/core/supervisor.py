@@ -1,13 +1,14 @@
-"""The supervisor's machine: leases of runners, what each of them last reported, victims of overruns.
+"""The supervisor's machine: leases of runners, their latest reports, victims of overruns.
 
-The scheduler gets the runners' reports merged and in their order: at most every `report_s`, and within `merge_s` where
-one says that a sequence ended, overran its reservation, or that a runner is lost, so that freed pages are used within
-one iteration. Nothing is sent twice on a stream; a new stream begins with a full report of every live runner, the
-runners lost last, and the victims that have not left.
+The scheduler gets the runners' reports merged and in their order, at most every `report_s`. A report is urgent if a
+sequence ended or overran its reservation, or if a runner is lost. Urgent reports leave within `merge_s`, so that freed
+pages are used within one iteration. Nothing is sent twice on a stream. A new stream begins with a full report of every
+live runner, the runners lost last, and the pending victims.
 
-Orders go to the runners as they come. The supervisor also keeps the desired adapters of each runner, merged, and gives
-a runner that reconnects all of them. Asking the scheduler instead would not be exact: a change names no version that it
-follows, so one that is sent between the break of a runner's stream and the scheduler's answer would hide a lost one.
+Orders go to the runners as they come. The supervisor also keeps the merged desired adapters of each runner, and gives
+all of them to a runner that reconnects. Asking the scheduler instead would not be exact, because a change does not name
+its predecessor. A change sent between the break of a runner's stream and the scheduler's answer would hide a lost
+change.
 """
 
 from collections import OrderedDict
@@ -39,32 +40,33 @@ from weft_supervisor.core.leases import Leases
 from weft_supervisor.core.preemption import Preemption
 from weft_supervisor.core.totals import Counters, LostCounters, PoolMemory, summarize, violation
 
-MAX_LOST = 1_000  # lost runners that a new scheduler hears of; it finds others missing by itself
-FULL_REPORTS = 8  # in a message: one of 2,000 adapters takes some 15 ms to encode and to decode
+MAX_LOST = 1_000  # lost runners reported to a new scheduler, which detects further losses itself
+FULL_REPORTS = 8  # per message: a report with 2,000 adapters takes some 15 ms to encode and to decode
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
-    """Constants, in seconds; tests have others."""
+    """The constants of the machine, in seconds. Tests choose shorter ones."""
 
-    # A runner silent this long is gone: it speaks four times as often, and its requests wait meanwhile.
+    # A runner silent for this time is lost. It sends four times as often, and its requests wait meanwhile.
     lease_s: float = 2.0
-    # A lease's end that is noticed this late: the supervisor stood still, and what was sent meanwhile is not read yet.
+    # If the end of a lease is noticed this late, the supervisor stood still and has unread messages.
     late_s: float = 0.1
-    # A runner that has given up its link meanwhile is back within this: 0.9 s at the longest, of 60 after 5 to 12 s.
+    # A runner that gave up its link meanwhile returns within this time. Of 60 runners the slowest took 0.9 s, after 5
+    # to 12 s.
     return_s: float = 3.0
-    # At most one merged report to the scheduler in this time: as fresh as a few steps of a runner.
+    # The shortest time between two merged reports to the scheduler, about a few steps of a runner.
     report_s: float = 0.05
     merge_s: float = 0.002  # urgent reports of several runners are merged for this long: each costs gRPC 90 us
-    preempt_s: float = 5.0  # a chosen victim may take this long to leave before one is chosen again
+    preempt_s: float = 5.0  # a victim that has not left after this time is chosen again
 
 
-# ------------------------------------------------------------------------------------- effects beside Send and Close
+# ------------------------------------------------------------------------------------- further effects
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """A line for the log, about a runner."""
+    """A line for the log about a runner."""
 
     text: str
     runner: RunnerId
@@ -79,7 +81,7 @@ Effect = Send | Close | PersistTerm | LogEvent
 
 @dataclass(slots=True)
 class Desired:
-    """The scheduler's orders for one runner, merged."""
+    """The scheduler's merged orders for a runner."""
 
     version: int = 0
     adapters: dict[str, DesiredAdapter] = field(default_factory=dict[str, DesiredAdapter])
@@ -98,7 +100,7 @@ class Desired:
         self.adapters.update((adapter.digest, adapter) for adapter in change.adapters)
 
     def full(self) -> RunnerOrder | None:
-        """Join all orders to one; None before the first one."""
+        """Join all orders; None before the first order."""
         if not (self.version or self.drain or self.role):
             return None
         change = DesiredChange(self.version, True, tuple(self.adapters.values())) if self.version else None
@@ -107,19 +109,19 @@ class Desired:
 
 @dataclass(slots=True)
 class LeasedRunner:
-    """One incarnation that holds a lease. `book` None: the scheduler believes in it, and it has not connected."""
+    """An incarnation with a lease. `book` None: the scheduler knows the runner, but it has not connected."""
 
     id: RunnerId
     peer: Peer
     book: RunnerBook | None = None
     desired: Desired = field(default_factory=Desired)
     answered_at: float = 0.0
-    resyncing: bool = False  # a full report was asked for: changes before it cannot be applied
+    resyncing: bool = False  # a full report is on its way: changes before it cannot be applied
     violation: str | None = None
 
 
 class Supervisor:
-    """The machine of the supervisor. One thread owns it. Runners' peers are named "uuid/incarnation"."""
+    """The machine of the supervisor, used by a single thread. Runners' peers are named "uuid/incarnation"."""
 
     def __init__(self, config: SupervisorConfig, *, highest_term: int = 0) -> None:
         self.config = config
@@ -129,15 +131,15 @@ class Supervisor:
         self._runners: dict[str, LeasedRunner] = {}  # by the name of the peer
         self._lost: OrderedDict[RunnerId, Desired] = OrderedDict()
         self._lost_counters = LostCounters()
-        # What the scheduler has not got yet.
+        # The unsent part of the next report.
         self._scheduler: Peer | None = None
         self._reports: dict[RunnerId, list[ReportedRunner]] = {}
         self._unreported_losses: dict[RunnerId, None] = {}
-        self._unreported_preempts: dict[RunnerId, None] = {}  # runners whose pending victim has to be reported
+        self._unreported_preempts: dict[RunnerId, None] = {}  # runners with an unreported victim
         self._urgent = False
         self._flushed_at = float("-inf")
         self._now, self._effects = 0.0, list[Effect]()  # of the present event
-        # By peer, and class of its message or else of the event: a report off the wire is of a subclass of its own.
+        # By peer and by class of the message, or of the event without a message. Decoded reports have a subclass.
         self._handlers: list[tuple[Kind, type, Callable[[Peer, Any], object]]] = [
             (Kind.RUNNER, RunnerReport, self._on_report),
             (Kind.RUNNER, Heartbeat, self._renew),
@@ -150,10 +152,10 @@ class Supervisor:
         ]
 
     def handle(self, event: Received | Connected | Closed | Tick, now: float) -> list[Effect]:
-        """Return everything that follows from `event` at `now` (seconds, monotonic)."""
+        """Return the effects of `event` at `now` (seconds, monotonic)."""
         self._now, self._effects = now, []
-        # 1. A supervisor that stood still has received nothing: that is no evidence against the runners. The longer it
-        # was, the more of them have given up their links, and have to come back.
+        # 1. A supervisor that stood still has received no message, so silence proves nothing about the runners. The
+        # longer it stood still, the more runners have given up their links and have to come back.
         deadline, config = self.leases.next_deadline(), self.config
         if deadline is not None and now - deadline > config.late_s:
             self.leases.hold_all(now + config.lease_s / 4 + min(now - deadline, config.return_s))
@@ -165,25 +167,25 @@ class Supervisor:
             for kind, peer_kind, handler in self._handlers:
                 if event.peer.kind is kind and isinstance(content, peer_kind):
                     handler(event.peer, content)
-        # 3. Leases that have run out.
+        # 3. Expired leases.
         for id_ in self.leases.expire(now):
             self._lose(id_, "runner lost: its lease ran out")
-        # 4. What the scheduler has to know by now.
+        # 4. The report to the scheduler, if it is due.
         self._flush()
         return self._effects
 
     def next_deadline(self) -> float | None:
-        """The time at which TICK is due next; None: nothing to wait for."""
+        """Return the time of the next TICK; None: no deadline is pending."""
         times = [self.leases.next_deadline(), self.preemption.next_deadline(), self._flush_due()]
         return min((time for time in times if time is not None), default=None)
 
     def check(self) -> None:
-        """Check the whole state. Raises AssertionError for one that cannot be."""
+        """Check the state of leases and runners. Raises AssertionError if it is inconsistent."""
         self.leases.check()
         self.check_runners()
 
     def check_runners(self) -> None:
-        """Check that every lease has a runner and every runner a lease; books add up; pending victims live."""
+        """Check the match of leases and runners, the sums of books, and that pending victims live."""
         runners = {runner.id for runner in self._runners.values()}
         assert all(self.leases.holds(id_) for id_ in runners), "a runner without a lease is known"
         assert len(runners) == len(self.leases), "a lease without a runner"
@@ -196,12 +198,12 @@ class Supervisor:
     # -------------------------------------------------------------------------------------------- for people
 
     def live(self) -> list[RunnerBook]:
-        """List runners that hold a lease and have reported, by id."""
+        """List the leased runners after their first report, by id."""
         books = [runner.book for runner in self._runners.values() if runner.book]
         return sorted((book for book in books if book.version is not None), key=lambda book: book.spec.runner)
 
     def counters(self) -> Counters:
-        """Sum counters over the incarnations that are and that were."""
+        """Sum counters over the live and the lost incarnations."""
         grown, doubled = self._lost_counters.sums(self.live())
         return Counters(grown, self.preemption.preempts, doubled, self._lost_counters.lost)
 
@@ -232,14 +234,14 @@ class Supervisor:
             self._effects.append(Send(peer, order))
 
     def _add(self, id_: RunnerId) -> LeasedRunner:
-        """Add an incarnation that has just got a lease, the first one or one after it was lost."""
+        """Add an incarnation with a new lease, at first or again after a loss."""
         runner = LeasedRunner(id_, runner_peer(id_), desired=self._lost.pop(id_, None) or Desired())
         self._unreported_losses.pop(id_, None)
         self._runners[runner.peer.name] = runner
         return runner
 
     def _renew(self, peer: Peer, _message: object) -> LeasedRunner | None:
-        """Renew a runner's lease, whatever it says. Returns None for a late message of an incarnation that was lost."""
+        """Renew a runner's lease at any message. Return None for a late message of a lost incarnation."""
         runner = self._runners.get(peer.name)
         if runner is None or runner.book is None or not self.leases.renew(runner.id, self._now):
             return None
@@ -248,7 +250,7 @@ class Supervisor:
         return runner
 
     def _answer(self, runner: LeasedRunner) -> None:
-        """Tell a runner that it is heard: one that is told nothing looks for another way here."""
+        """Confirm to a runner that its messages arrive: without it the runner seeks another connection."""
         runner.answered_at = self._now
         lease_ms, report_ms = round(self.config.lease_s * 1000), round(self.config.report_s * 1000)
         self._effects.append(Send(runner.peer, Registered(lease_ms, report_ms)))
@@ -282,7 +284,7 @@ class Supervisor:
         self._preempt(book)
 
     def _review_victims(self) -> None:
-        """Choose again at runners whose victim should have left by now."""
+        """Choose again at the runners with an overdue victim."""
         for id_ in self.preemption.due(self._now):
             book = self._runners[_name(id_)].book
             assert book is not None, "a victim without a report"
@@ -338,8 +340,8 @@ class Supervisor:
             return
         current = self.leases.current(id_.uuid)
         if current is None:
-            # The scheduler believes in a runner that this supervisor has not met (it was restarted): the runner gets
-            # one lease to connect, and is reported lost if it does not.
+            # A restarted supervisor may not know a runner of the scheduler's. The runner gets a single lease to
+            # connect, and is reported lost if it does not.
             self.leases.grant(id_, self._now)
             self._add(id_)
         elif current != id_:
@@ -349,7 +351,7 @@ class Supervisor:
         self._effects.append(Send(runner.peer, ordered.order))
 
     def _forward(self, id_: RunnerId, report: RunnerReport, spec: RunnerSpec) -> None:
-        """Forward a report, in order; a full one stands for those before it."""
+        """Forward a report, in order; a full report replaces the reports that wait."""
         if self._scheduler is None:
             return
         if report.full:
@@ -377,7 +379,7 @@ class Supervisor:
 
 
 def runner_peer(runner: RunnerId) -> Peer:
-    """The peer of an incarnation."""
+    """Return the peer of an incarnation."""
     return Peer(Kind.RUNNER, _name(runner))
 
 
@@ -386,7 +388,7 @@ def _name(runner: RunnerId) -> str:
 
 
 def _urgent(book: RunnerBook, report: RunnerReport) -> bool:
-    """Whether the scheduler has to know of a report at once: ends, overruns and changes of readiness."""
+    """Whether a report must reach the scheduler at once: ends, overruns, changes of readiness."""
     old, new = book.figures, report.figures
     if book.version is None or report.ended or (old.ready, old.draining) != (new.ready, new.draining):
         return True

@@ -1,4 +1,4 @@
-"""Sums over runners: pages of a pool, and counters over all incarnations that are and that were."""
+"""Sums over runners: pages of a pool, and counters over all live and lost incarnations."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -6,8 +6,8 @@ from typing import NamedTuple
 from weft.domain.ids import RunnerId
 from weft.domain.runner import RunnerBook
 
-MAX_COUNTER = 2**64 - 1  # of a sum in a message
-MAX_LOST = 10_000  # lost incarnations kept apart, so that one that comes back counts once
+MAX_COUNTER = 2**64 - 1  # the largest sum in a message
+MAX_LOST = 10_000  # lost incarnations kept separately, so that a returned incarnation counts once
 
 
 class PoolMemory(NamedTuple):
@@ -33,8 +33,8 @@ def summarize(books: Iterable[RunnerBook]) -> dict[str, PoolMemory]:
 
 
 def violation(book: RunnerBook) -> str | None:
-    """Name the law of the page table that a runner's report breaks. The report counts all the same: the runner's table
-    is the truth, and its owner has to know of it."""
+    """Name the violated law of a runner's page table. The report counts all the same: the runner's table is the truth,
+    and its operator has to know of the fault."""
     free, used, adapters = book.figures.free_pages, book.figures.used_pages, book.figures.adapter_pages
     reserved, total = book.reserved_pages, book.spec.total_pages
     if free + reserved + adapters != total:
@@ -54,15 +54,15 @@ class Counters(NamedTuple):
 
 
 class LostCounters:
-    """The last counts of each lost incarnation: a runner counts from the start of its incarnation."""
+    """The last counts of each lost incarnation. A runner counts from the start of its incarnation."""
 
     def __init__(self) -> None:
         self.lost = 0
         self._last: dict[RunnerId, tuple[int, int]] = {}  # pages grown, doublings; lost longest ago first
-        self._folded = (0, 0)  # of incarnations that were lost long ago
+        self._folded = (0, 0)  # sums of incarnations lost long ago
 
     def lose(self, runner: RunnerId, book: RunnerBook | None) -> None:
-        """Count a runner that is lost, and keep what it had counted; None: it had not reported."""
+        """Count a lost runner and keep its counters; None: it had not reported."""
         self.lost += 1
         if book is None or book.version is None:
             return
@@ -71,11 +71,11 @@ class LostCounters:
             self._folded = _sum([self._folded, self._last.pop(next(iter(self._last)))])
 
     def drop(self, runner: RunnerId) -> None:
-        """Drop an incarnation that has come back: it reports its counters itself."""
+        """Drop a returned incarnation: it reports its counters itself."""
         self._last.pop(runner, None)
 
     def sums(self, live: Iterable[RunnerBook]) -> tuple[int, int]:
-        """Sum pages grown in place and reservations doubled, of these and the lost runners."""
+        """Sum pages grown in place and reservations doubled, over the live and the lost runners."""
         reported = [(book.figures.grown_pages, book.figures.doublings) for book in live]
         grown, doubled = _sum([self._folded, *self._last.values(), *reported])
         return min(grown, MAX_COUNTER), min(doubled, MAX_COUNTER)
