@@ -59,7 +59,7 @@ def as_json(searches: Searches, plans: Plans, helping: Sequence[Change]) -> dict
         "work": asdict(first.work),
         "weightsBytes": _weights(searches),
         "pool": pool_settings(searches, plans),
-        "helps": [asdict(change) for change in helping],
+        "helps": [{"what": change.subject, "tokens_per_s": change.tokens_per_s} for change in helping],
     }
 
 

@@ -68,8 +68,8 @@ def echoed_logprobs(
 
 def joined_logprobs(prompt: dict[str, Any], answer: dict[str, Any], chars: int) -> dict[str, Any]:
     """Join the log probabilities of a prompt of `chars` characters and of the answer behind it."""
-    moved = answer | {"text_offset": [chars + offset for offset in answer["text_offset"]]}
-    return {name: values + moved[name] for name, values in prompt.items()}
+    shifted = answer | {"text_offset": [chars + offset for offset in answer["text_offset"]]}
+    return {name: values + shifted[name] for name, values in prompt.items()}
 
 
 def prompt_logprobs(

@@ -63,10 +63,10 @@ def surplus(present: PhaseCounts, target: PhaseCounts) -> PhaseCounts:
     excess = [max(0, n - bound) for n, bound in zip(present, target, strict=True)]
     over = sum(present) - sum(target)
     left = over + 1 if over >= 0 else 0
-    chosen = list[int]()
+    removed = list[int]()
     for number in excess:
-        chosen.append(min(number, left - sum(chosen)))
-    return PhaseCounts(*chosen)
+        removed.append(min(number, left - sum(removed)))
+    return PhaseCounts(*removed)
 
 
 def select_victims(
