@@ -82,7 +82,7 @@ def test_the_policy_its_parts_the_bound_and_what_would_help(files: Path, capsys:
     assert answer["pool"]["maxSequences"] == plan.policy.block
     gains = [one["tokens_per_s"] for one in answer["helps"]]
     assert gains == sorted(gains, reverse=True)
-    text = "\n".join(report(searched(files), {0: plan}, [Change(**one) for one in answer["helps"]]))
+    text = "\n".join(report(searched(files), {0: plan}, [Change(*one.values()) for one in answer["helps"]]))
     assert "35.7 MiB of weights (bf16), 30.0 MiB of device memory" in text
     for part in (
         "SHARES",
@@ -119,7 +119,7 @@ def test_a_pool_whose_template_asks_for_a_gpu_is_planned_as_the_cuda_executor_pl
     assert (plan.formats.executor, plan.policy.kv.disk, plan.policy.activations.device) == ("cuda", 0.0, 1.0)
     assert plan.usage[MemoryTier.HOST].weights > 0
     assert plan.predicted.token.to_device_s > 0.0
-    helping = [Change(**one) for one in answer["helps"]]
+    helping = [Change(*one.values()) for one in answer["helps"]]
     assert {"half as much host memory more", "copies twice as fast"} < {one.subject for one in helping}
     text = "\n".join(report(searched(files, ON_GPU), {0: plan}, helping))
     assert "host to device" in text
@@ -136,7 +136,7 @@ def test_a_pipeline_prints_each_stages_policy_and_what_all_of_them_take(
     together = PipelineTime(**answer["pipeline"])
     assert together == pipeline_time([plans[0], plans[1]], hosts=1)
     assert answer["pool"]["maxSequences"] == plans[0].policy.block == plans[1].policy.block
-    lines = report(searched(files), plans, [Change(**one) for one in answer["helps"]])
+    lines = report(searched(files), plans, [Change(*one.values()) for one in answer["helps"]])
     table = lines[lines.index(next(line for line in lines if line.startswith("STAGE   LAYERS"))) :]
     assert [row.split()[:2] for row in table[1:3]] == [["0", "0-2"], ["1", "3-5"]]
     for row, plan in zip(table[1:3], plans.values(), strict=True):
