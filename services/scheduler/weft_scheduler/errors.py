@@ -15,6 +15,6 @@ class TermNotDurable(Exception):
 
 
 class SupersededRegistry(PeerError):
-    """A registry that speaks after another one has begun to lead."""
+    """A registry sent a message after a newer registry began to lead."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Server(rpc.SchedulerServicer):
-    """The service: it feeds the machine and performs what that orders, in order."""
+    """The service: feeds the machine and executes its effects in order."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Server(rpc.SchedulerServicer):
 
 
 async def _serve_stream(requests: Any, context: Any, session: Session, kind: str) -> AsyncIterator[Any]:
-    """Yield what one stream is sent, to its end."""
+    """Yield the messages of one stream to its end."""
     about = kv(kind=kind, peer=context.peer())  # now: asking a call that is over crashes the interpreter (grpcio 1.85)
     log.info("stream opened", extra=about)
     async with peer_errors(kind, context):

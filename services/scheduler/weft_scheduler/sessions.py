@@ -38,7 +38,7 @@ class Sessions:
         self._last: tuple[Kind, object, list[Any]] | None = None  # a message to several peers is encoded once
 
     def join(self, peer: Peer, session: "Session") -> None:
-        """Make a stream the peer's present one; an older one ends."""
+        """Make a stream the present stream of the peer. An older stream ends."""
         self.close(peer)
         self._open[peer] = session
 
@@ -46,7 +46,7 @@ class Sessions:
         return peer is not None and self._open.get(peer) is session
 
     def leave(self, peer: Peer | None, session: "Session") -> bool:
-        """Forget a stream that has ended. True where it was the peer's present one."""
+        """Forget an ended stream. Return True if it was the peer's present stream."""
         if peer is None or not self.has(peer, session):
             return False
         del self._open[peer]

@@ -91,5 +91,5 @@ def estimate_retry_ms(pool: Pool, request: Request, now: float) -> int:
 
 
 def _waits_for_prompts(pool: Pool, request: Request) -> bool:
-    """True where a token runner has room for a request that waits: its first token waits for prompts alone."""
+    """Return whether a token runner has room for a waiting request, so that its first token waits only for prompts."""
     return pool.splits(request) and pool.fleet.placement.free_tokens() >= request.reservation.footprint_tokens

@@ -75,7 +75,9 @@ def check_one_place(state: State) -> None:
 
 
 def check_nothing_lost(state: State) -> None:
-    """Assert that gateways and pools have all requests, each once, and that an unplaced one's gateway re-submits."""
+    """Assert that gateways and pools have every request exactly once, and that the gateway of an unplaced request
+    submits it again.
+    """
     of_gateways = Counter(r for gateway in state.gateways.values() for r in gateway.requests)
     of_pools = Counter(r for pool in state.pools.values() for ids in pool.waiting.requests.values() for r in ids)
     everything = Counter(state.requests.keys())
@@ -87,7 +89,7 @@ def check_nothing_lost(state: State) -> None:
 
 
 def check_epochs(state: State) -> None:
-    """Assert that no epoch is above what this machine has given, and no two requests run under one."""
+    """Assert that this machine gave every epoch, and that each request has a different epoch."""
     epochs = [r.epoch for r in state.requests.values() if r.epoch != NEVER]
     assert all(epoch <= (state.numbers.term, state.numbers.counter) for epoch in epochs), max(epochs)
     current_epochs = [epoch for epoch in epochs if epoch.term == state.numbers.term]
@@ -134,7 +136,7 @@ def check_queues(state: State) -> None:
 
 
 def check_scheduled(state: State) -> None:
-    """Assert that no waiting request could be placed now: one that a pass leaves out as unchanged is blocked."""
+    """Assert that no waiting request could be placed now. A request skipped by a pass as unchanged must be blocked."""
     due = state.timers.next()
     if due is not None and due <= state.now:
         return
@@ -152,7 +154,7 @@ def check_scheduled(state: State) -> None:
 
 
 def check_batch_yields(state: State) -> None:
-    """Assert that no batch request keeps what an interactive one waits for: it has been ordered off.
+    """Assert that batch requests hold no capacity needed by a waiting interactive request: they are ordered off.
 
     Asked again, the choice of who leaves and who gets the room is the same.
     """
@@ -168,7 +170,9 @@ def check_batch_yields(state: State) -> None:
 
 
 def check_contact(state: State) -> None:
-    """Assert that who is reported now has a supervisor, and that what a gone one reported counts for a while only."""
+    """Assert that each reported runner has a supervisor, and that reports of a lost supervisor count for a bounded
+    time.
+    """
     for runner in state.runners.values():
         assert runner.contact is not Contact.PRESENT or runner.supervisor in state.supervisors, runner.id
         timer = Timer(TimerKind.RUNNER_LAPSED, runner.id.uuid)
@@ -201,7 +205,7 @@ def check_accounts(state: State) -> None:
 
 
 def check_pooled(state: State) -> None:
-    """Assert that a runner's expected use is the sum of its sequences', and that no other sequences are counted."""
+    """Assert that the expected use of a runner is the sum over exactly its sequences."""
     for runner in state.runners.values():
         if runner.accounts.pooled is None:
             continue
@@ -248,7 +252,7 @@ def check_placement_index(state: State) -> None:
 
 
 def check_counts(state: State) -> None:
-    """Assert that counters are what counting gives."""
+    """Assert that the counters equal a fresh count."""
     for pool in state.pools.values():
         requests = [state.requests[r] for r in pool.waiting.request_ids()]
         assert pool.waiting.running == sum(r.placed for r in requests), pool.name
@@ -319,7 +323,9 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
 
 
 def check_adapters(state: State) -> None:
-    """Assert, once the registry is known, that what requests use is known, and what is to be held published so."""
+    """Assert that used adapters are known, and that the adapters to hold are published. Valid once the registry is
+    known.
+    """
     by_uid = {uid: pool.name for pool in state.pools.values() for uid in pool.adapters.by_uid}
     assert state.registry.adapter_pool == by_uid, (state.registry.adapter_pool, by_uid)
     specs = (spec for pool in state.pools.values() for spec in pool.adapters.by_uid.values())

@@ -53,7 +53,7 @@ def consolidate(state: State, pool: Pool) -> bool:
 
 
 def _empty(state: State, pool: Pool, uuid: str, request_ids: Sequence[str]) -> None:
-    """Order these requests off a runner, with their KV where that is cheaper."""
+    """Order these requests off a runner, with their KV if this is cheaper."""
     in_kv = dict(pool.fleet.runners[uuid].report.in_kv())
     for request_id in request_ids:
         request = state.requests[request_id]

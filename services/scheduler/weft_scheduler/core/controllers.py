@@ -16,7 +16,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 class ControlLoop(NamedTuple):
-    """A loop that a timer drives.
+    """A loop driven by a timer.
 
     `decide`: order what follows from a pool as it is; True: look again. `due`: when the answer may be another one than
     now, in seconds; None: nothing but another change of the pool can change it.

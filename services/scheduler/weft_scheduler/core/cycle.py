@@ -35,7 +35,7 @@ def schedule_pools(state: State) -> None:
 
 
 def schedule(state: State, pool: Pool, changed: Collection[str] | None) -> None:
-    """Run one cycle. `changed`: runners that have changed since the last one; None: anything may have."""
+    """Run one cycle. `changed`: runners changed since the last cycle; None: all runners may have changed."""
     waiting = pool.waiting
     # 1. What is due: the roles of runners, where some came or went.
     if pool.fleet.roles_stale:

@@ -79,7 +79,7 @@ class Consolidated:
 
 @dataclass(frozen=True, slots=True)
 class BatchPreempted:
-    """For logs and metrics: these batch requests are ordered off a runner, for interactive ones that wait."""
+    """Batch requests are ordered off a runner for waiting interactive requests. For logs and metrics."""
 
     pool: str
     runner: RunnerId

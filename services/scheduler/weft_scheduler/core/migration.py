@@ -36,7 +36,9 @@ def expect_at_once(state: State, pool: Pool) -> None:
 
 
 def empty_runners(state: State, pool: Pool) -> bool:
-    """Order one round of moves; others follow (True) while anything runs there. A runner that ends does not wait."""
+    """Order one round of moves. Return True if more rounds follow, while sequences run there. An ending runner does not
+    wait.
+    """
     queued, again = len(pool.waiting.queue) > 0, False  # what is free is for queued requests, before a victim's
     for source in _sources(pool):
         ends = source.report.figures.draining

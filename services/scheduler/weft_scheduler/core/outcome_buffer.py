@@ -16,7 +16,9 @@ class OutcomeBuffer:
         self.rejected_gateways: set[str] = set()
 
     def add(self, report: OutcomeReport, gateway: str) -> bool:
-        """Take an outcome. True where it is new and has to be forwarded; a repeated one changes who is acknowledged."""
+        """Store an outcome. Return True for a new outcome to forward. A repeated outcome only changes the gateway to
+        acknowledge.
+        """
         stored = self.outcomes.get(report.request_id)
         if stored is not None:
             self.outcomes[report.request_id] = (gateway, stored[1])

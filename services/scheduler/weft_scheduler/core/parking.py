@@ -22,7 +22,8 @@ MAX_TRIED = 32  # latest sequences of a tenant, whose runners are tried
 
 
 def place_beside(state: State, pool: Pool, view: PoolView, request: Request) -> tuple[Choice, tuple[str, ...]] | None:
-    """Return where a request runs, and whom that runner parks for it: as few as make room. None: nobody is.
+    """Return the runner for a request and the sequences to park for it, as few as possible. None: parking makes no
+    room.
 
     Its tenant stays within its share with it; the one that makes room keeps its own. While lines of batches run it is
     those that leave (`policy/priority`). A runner for which another request waits that was overtaken too often is left

@@ -56,7 +56,7 @@ def on_kv_lost(state: State, pool: Pool) -> None:
 
 
 def order_role(state: State, runner: RunnerAccount) -> None:
-    """Send a runner the role that it should have, where it has another one, or was sent another one last."""
+    """Send a runner its role, if its role or the last order differs."""
     if runner.report.figures.role is runner.sent.role:
         runner.send(runner.sent._replace(role=None))
     if runner.contact is Contact.PRESENT and (runner.sent.role or runner.report.figures.role) is not runner.role:

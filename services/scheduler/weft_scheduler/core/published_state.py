@@ -45,7 +45,7 @@ class PublishedState:
         return bool(self.dirty_pools or self.deletions or self._dirty_adapters)
 
     def put_registry(self, registry: Registry) -> None:
-        """Send that registry's stream what changes."""
+        """Send changes on the stream of this registry."""
         self.registries[registry.peer.name] = registry
 
     def forget_registry(self, name: str) -> None:
@@ -66,7 +66,7 @@ class PublishedState:
         self.registry_term = max(self.registry_term, term)
 
     def mark_adapters(self, uids: Iterable[str]) -> None:
-        """Note that the statuses of these adapters may differ."""
+        """Record that the statuses of these adapters may differ."""
         self._dirty_adapters.update(dict.fromkeys(uids))
 
     def begin_deletion(self, uid: str, deletion: PendingDeletion) -> None:

@@ -92,7 +92,7 @@ def on_adapter_drain(state: State, timer: Timer) -> None:
 
 
 def _leads(state: State, peer: Peer, term: int) -> bool:
-    """True where that registry has the highest term; every stream of a lower one is closed."""
+    """Return whether this registry has the highest term. Streams of lower terms are closed."""
     published = state.published
     published.put_registry(Registry(peer, max(term, published.registries[peer.name].term or 0)))
     published.advance_term(term)
@@ -215,7 +215,7 @@ def publish_desired(state: State) -> None:
 
 
 def _implemented(state: State, spec: PoolSpec) -> PoolSpec:
-    """Return a spec of known policies: the edge refuses others; one that comes through is replaced, and reported."""
+    """Return a spec with known policies. The edge refuses unknown policies; here they are replaced and reported."""
     for name, policies in POLICIES.items():
         if getattr(spec, name) not in policies:
             default = getattr(DEFAULTS, name)

@@ -192,7 +192,7 @@ def overran(pool: Pool, request: Request) -> None:
 
 
 def drop(state: State, request: Request, output_tokens: int = 0) -> None:
-    """Forget a request that is over, or whose gateway is gone: only what its runners report of it remains.
+    """Forget an ended request, or a request of a lost gateway. Only reports of its runners remain.
 
     `output_tokens`: tokens of its answer, where its gateway has sent them.
     """
@@ -214,7 +214,7 @@ def drop(state: State, request: Request, output_tokens: int = 0) -> None:
 
 
 def reject(state: State, request: Request, reason: RejectReason, message: str, retry_after_ms: int = 0) -> None:
-    """Reject a request. One that is on a runner is stopped there first."""
+    """Reject a request. A running request is stopped on its runner first."""
     gateway = Peer(Kind.GATEWAY, request.gateway)
     if request.placed:
         state.send(gateway, Preempt(request.id, request.epoch))

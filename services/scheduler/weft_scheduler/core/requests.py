@@ -65,13 +65,13 @@ def on_resync_routes(state: State, gateway: GatewayStream, _: ResyncRoutes) -> N
 
 
 def on_routes_applied(state: State, gateway: GatewayStream, applied: RoutesApplied) -> None:
-    """Note that a gateway's requests are of that route table from now on."""
+    """Record the route table of later requests of a gateway."""
     gateway.apply_routes(applied.version)
     routes_applied(state)
 
 
 def on_limit_report(state: State, gateway: GatewayStream, report: LimitReport) -> None:
-    """Send each other gateway what this one used of the limits that they share."""
+    """Send every other gateway this gateway's use of the shared limits."""
     for name in sorted(state.gateways.keys() - {gateway.id}):
         state.send(state.gateways[name].peer, LimitReport(gateway.id, report.uses))
 

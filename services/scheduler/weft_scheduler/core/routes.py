@@ -59,7 +59,7 @@ class RouteTable:
             self._changed_models[model_name] = None
 
     def set_keys(self, keys: Iterable[KeyRoute]) -> bool:
-        """Take all API keys. True where that is a change."""
+        """Replace all API keys. Return True for a change."""
         old_keys, self.keys = self.keys, {key.key_hash: key for key in keys}
         changed = [h for h in {**old_keys, **self.keys} if old_keys.get(h) != self.keys.get(h)]
         self._changed_keys |= dict.fromkeys(changed)
@@ -72,7 +72,7 @@ class RouteTable:
         return were_known != are_known
 
     def pool_changed(self, pool: str) -> None:
-        """Note that what gateways know of a pool may have changed."""
+        """Record that a pool's routes may have changed."""
         self._changed_pools[pool] = None
 
     def explain(self, unserved: Unserved) -> None:
@@ -92,7 +92,7 @@ class RouteTable:
         return bool(self.book.version)
 
     def is_routed(self, model_name: str, uid: str) -> bool:
-        """True where that adapter answers to that name in the published table."""
+        """Return whether the adapter has this name in the published table."""
         route = self.book.routes.get(model_name)
         return route is not None and route.uid == uid
 
@@ -169,7 +169,7 @@ class RouteTable:
         return self._full
 
     def _models(self) -> tuple[list[Route], list[str], list[str]]:
-        """Return (routes that changed, names that are routed no more, uids that this concerns)."""
+        """Return changed routes, removed names, and the uids of both."""
         changed: list[Route] = []
         removed: list[str] = []
         uids: dict[str, None] = {}

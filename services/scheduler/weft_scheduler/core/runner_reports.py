@@ -87,7 +87,7 @@ def on_cluster_report(state: State, peer: Peer, report: ClusterReport) -> None:
 
 
 def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
-    """Take one runner's report over, or request a full one."""
+    """Apply one runner's report, or request a full report."""
     runner_id, report, spec = reported
     runner = state.runners.get(runner_id.uuid)
     if runner is None or runner.id != runner_id:
@@ -259,7 +259,7 @@ def resync_all(state: State) -> None:
 def _new_incarnation(
     state: State, runner_id: RunnerId, present: RunnerAccount | None, *, is_known: bool
 ) -> RunnerAccount | None:
-    """Return the record of an incarnation that is not the present one; a new one ends the old one at once."""
+    """Return the record of a new incarnation. A new incarnation ends the old incarnation at once."""
     if state.runners.was_replaced(runner_id):
         state.emit(Stale("report", runner_id.uuid, "that incarnation was replaced"))
         return None
@@ -302,7 +302,7 @@ def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
 
 
 def _mark_statuses(state: State, pool: Pool, digests: Iterable[str]) -> None:
-    """Note that the statuses of the adapters with that content may differ."""
+    """Record that the statuses of adapters with these contents may differ."""
     for digest in digests:
         state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
 

@@ -46,7 +46,7 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
 
 
 def demand(state: State, pool: Pool) -> PhaseCounts:
-    """Return the runners that the pool's requests would fill, whatever its bounds."""
+    """Return the runners filled by the pool's requests, without bounds."""
     return pool.scaling.autoscaler.demand(load_of(pool, state.now), state.config.work_s)
 
 
@@ -71,7 +71,7 @@ def load_of(pool: Pool, now: float) -> PoolLoad:
 
 
 def _candidates(pool: Pool, uuids: Iterable[str]) -> Iterator[VictimCandidate]:
-    """Yield those of these runners that count: one that drains is on its way already."""
+    """Yield the runners that count as candidates. A draining runner is leaving already."""
     groups = pool.scaling.phase_bounds(pool.declared).groups
     for uuid in uuids:
         runner = pool.fleet.runners.get(uuid)

@@ -36,7 +36,7 @@ class Numbers:
         self.term, self.counter = term, 0
 
     def next_epoch(self) -> Epoch:
-        """Return an epoch above every one that this machine has given or received."""
+        """Return an epoch above all epochs given or received by this machine."""
         self.counter += 1
         return Epoch(self.term, self.counter)
 
@@ -52,7 +52,7 @@ class Numbers:
 
 
 class Runners(dict[str, RunnerAccount]):
-    """Present incarnations, and the uuids of those that they have replaced."""
+    """Present incarnations, and the uuids of replaced incarnations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Runners(dict[str, RunnerAccount]):
         self._replaced = LruDict[str, str](MAX_REPLACED)  # uuid -> the incarnation that a newer one has replaced
 
     def present(self, runner_id: RunnerId | None) -> RunnerAccount | None:
-        """Return that incarnation, if it is the present one."""
+        """Return the account of this incarnation, if it is present."""
         runner = self.get(runner_id.uuid) if runner_id else None
         return runner if runner is not None and runner.id == runner_id else None
 
@@ -75,7 +75,7 @@ class Runners(dict[str, RunnerAccount]):
         self._replaced[runner_id.uuid] = runner_id.incarnation
 
     def was_replaced(self, runner_id: RunnerId) -> bool:
-        """True where reports of that incarnation are stale."""
+        """Return whether reports of this incarnation are stale."""
         return self._replaced.get(runner_id.uuid) == runner_id.incarnation
 
 
@@ -89,7 +89,7 @@ class RegistryState:
         self.desired_changed: dict[str, None] = {}  # pools whose runners may have to hold something else
 
     def know(self) -> bool:
-        """Remember that a snapshot is known. True where it is the first one."""
+        """Record that a snapshot is known. Return True for the first snapshot."""
         first, self.is_known = not self.is_known, True
         return first
 
@@ -104,7 +104,7 @@ class ReservationPolicies:
         }
 
     def policy(self, name: str) -> ReservationPolicy:
-        """Return the policy of that name."""
+        """Return the policy with this name."""
         return self._policies[name]
 
 

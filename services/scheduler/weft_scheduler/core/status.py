@@ -65,7 +65,7 @@ def on_slo_status(state: State, timer: Timer) -> None:
 
 
 def routes_applied(state: State) -> None:
-    """Publish statuses that hold for every request that a client sends afterwards.
+    """Publish statuses valid for every later request of a client.
 
     An adapter's status waits until every gateway has applied the adapter's route: after Ready none serves older
     content, after a deletion none serves any.

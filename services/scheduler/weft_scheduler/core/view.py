@@ -47,7 +47,7 @@ class PoolView:
         return not load.full and load.shape.tokens_with_adapter(tokens, size) <= load.free_tokens
 
     def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> Choice | None:
-        """Return where a request runs, of its own numerics class first; None where no open shape can take it."""
+        """Return the runner for a request, first in its own numerics class. None: no open shape has room."""
         place, reserved = self._pool.fleet.placement.place, self._pool.kept_from(request, request.waiting.tokens)
         choice = place(self._ask(request, request.classes.latest, reserved), closed)
         if choice is None and request.classes.latest and not self._required_class(request):
@@ -66,7 +66,7 @@ class PoolView:
         return self._pool.fleet.placement.placeable_shapes(self._ask(request, self._required_class(request)))
 
     def could_run(self, request: Request, runner: RunnerAccount) -> bool:
-        """True where that runner is one for a request, whatever else runs there."""
+        """Return whether the runner suits a request, without regard to its present load."""
         rank, uuid = self._pool.adapters.rank(request.adapter), runner.id.uuid
         fits = runner.shape.fits(rank, request.tokens.context, self._required_class(request))
         return fits and uuid not in self._avoided(request)

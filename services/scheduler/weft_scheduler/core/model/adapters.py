@@ -63,7 +63,7 @@ class PoolAdapters:
             self._unsettled[content.digest] = None
 
     def settle(self, now: float, grace_s: float, drain_s: float) -> list[str]:
-        """Let digests that no adapter has any more drain. Returns those whose rank or presence has changed."""
+        """Start to drain digests without an adapter. Return the digests with a changed rank or presence."""
         changed: list[str] = []
         for digest in self._unsettled:
             registered, merged = self._registered.get(digest), _merged(self.by_digest.get(digest, {}))
@@ -94,11 +94,11 @@ class PoolAdapters:
     # ------------------------------------------------------------ reading
 
     def registered(self, digest: str) -> bool:
-        """True where an adapter of the registry has that content."""
+        """Return whether an adapter of the registry has this content."""
         return digest in self._registered
 
     def knows(self, digest: str) -> bool:
-        """True where requests for that digest are served."""
+        """Return whether requests for this digest are served."""
         return digest == BASE or digest in self._registered or digest in self.draining
 
     def size(self, digest: str) -> tuple[int, int]:

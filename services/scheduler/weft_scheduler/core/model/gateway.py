@@ -34,7 +34,7 @@ class Avoidance:
 
 
 class GatewayStream:
-    """One stream of a gateway: what an earlier one carried is void."""
+    """A stream of a gateway. Messages of an earlier stream are void."""
 
     def __init__(self, name: str, *, applies_routes: bool = False) -> None:
         """Begin a stream. `applies_routes`: the gateway says which route table it has applied, and is waited for."""
@@ -59,7 +59,7 @@ class GatewayStream:
             del self.pools[pool]
 
     def apply_routes(self, version: int) -> None:
-        """Note that whatever the gateway submits from now on is of this route table, or a newer one."""
+        """Record that later submissions of the gateway use this route table or a newer one."""
         self.applied_routes = version
 
     def resubmitted(self) -> None:

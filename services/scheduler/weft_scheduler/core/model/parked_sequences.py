@@ -8,7 +8,7 @@ from weft.domain.runner import Parking, SequenceState
 
 
 class ParkedSequences:
-    """One owner: the runner's accounts. `sequences`: those of its last report, by id."""
+    """Parked sequences, owned by the runner's accounts. `sequences`: the sequences of its last report, by id."""
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}  # reported sequences that are parked, or will be with an Assign
@@ -22,7 +22,7 @@ class ParkedSequences:
         return runs and request_id not in self.ids
 
     def expect(self, sequences: Mapping[str, SequenceState], request_ids: Iterable[str], step: int) -> None:
-        """Count sequences as parked for one Assign more (1), or for one that a report has (-1)."""
+        """Count parked sequences: 1 for a new Assign, -1 after a report includes it."""
         for request_id in request_ids:
             self._expected[request_id] += step
             if not self._expected[request_id]:
@@ -30,7 +30,7 @@ class ParkedSequences:
             self.count(sequences, (request_id,))
 
     def count(self, sequences: Mapping[str, SequenceState], request_ids: Iterable[str]) -> None:
-        """Count sequences whose reports have changed."""
+        """Count the sequences of changed reports."""
         for request_id in request_ids:
             sequence, parked = sequences.get(request_id), request_id in self.ids
             parks = sequence is not None and (sequence.parking is Parking.PARKED or request_id in self._expected)

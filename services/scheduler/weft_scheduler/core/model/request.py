@@ -19,7 +19,7 @@ PROMPT_TOKENS = 8  # prompt tokens that cost as much as one of the answer (A100,
 
 
 class Placement(NamedTuple):
-    """The runners of one epoch. `token`: the runner of the tokens after the first one, where that is another."""
+    """The runners of one epoch. `token`: the runner of all tokens after the first, if it differs."""
 
     prompt: RunnerId
     token: RunnerId | None = None
@@ -80,7 +80,7 @@ class RequestTokens:
 
     @property
     def prefill(self) -> int:
-        """Tokens that are computed before the next one, where nothing of the request is in KV."""
+        """Tokens to compute before the next token, without any KV of the request."""
         return self.prompt + self.emitted
 
     @property
@@ -124,7 +124,7 @@ class RequestTokens:
         self._median = next((tokens for level, tokens in self.quantiles if level == 0.5), half)
 
     def fit(self, context: int) -> None:
-        """Shorten an answer whose length nobody asked for to what that context holds, which ends it at the runner."""
+        """Shorten an answer without a requested length to the context. It then ends at the runner."""
         if self._open_ended and context > self.prefill:
             self.max_output = min(self.max_output, context - self.prompt)
 
@@ -138,7 +138,7 @@ class RequestTokens:
 
 
 class Reservation:
-    """The reservation of one request. `reserved_until`: the output position that it reaches to."""
+    """The reservation of one request. `reserved_until`: the last reserved output position."""
 
     __slots__ = ("_tokens", "by_page", "forecast", "leaves", "overran", "preemptions", "reserved_until", "stays")
 
@@ -196,7 +196,7 @@ class Reservation:
         self.reserved_until = max(self.reserved_until, self._tokens.start_emitted + tokens)
 
     def lose_memory(self) -> bool:
-        """Note that the request's memory is another's. True where that is the first time."""
+        """Record that the memory of the request is lost. Return True for the first time."""
         first, self.overran = not self.overran, True
         return first
 
@@ -248,7 +248,7 @@ class RequestHistory:
         self.consolidations += 1
 
     def avoid(self, runner_id: RunnerId, deadline: float) -> None:
-        """Avoid a runner until that time."""
+        """Avoid a runner until `deadline`."""
         self.avoidance = self.avoidance or Avoidance()
         self.avoidance.add(runner_id, deadline)
 
@@ -257,7 +257,7 @@ class RequestHistory:
         self.capacity_refusals = 0
 
     def fail_on(self, runners: tuple[RunnerId, ...], reason: FailReason, detail: str) -> None:
-        """Note that an epoch failed on those runners."""
+        """Record that an epoch failed on these runners."""
         self.capacity_refusals = self.capacity_refusals + 1 if reason is FailReason.NO_CAPACITY else 0
         self.one_runner |= reason is FailReason.KV_LOST
         if reason in (FailReason.LOAD_FAILED, FailReason.RUNNER_FULL):
@@ -343,7 +343,7 @@ class Request:
         self.waiting = QueueEntry(lane, self.reservation.footprint_tokens, work)
 
     def expect_work(self) -> None:
-        """Estimate what the request is expected to cost yet, before it waits in an order that asks for that."""
+        """Estimate the remaining cost of the request, before it waits in an order by cost."""
         self.waiting = self.waiting._replace(expected_work=self.tokens.expected_work)
 
     def stop_awaiting_class(self) -> None:
@@ -372,7 +372,7 @@ class Request:
         return placement.prompt
 
     def acknowledge(self) -> bool:
-        """Note that the request has started, or is in a report. False where that is known."""
+        """Record that the request has started or is in a report. Return False if it is recorded already."""
         if self._phase is not Phase.ASSIGNED:
             return False
         self._enter(Phase.RUNNING)

@@ -34,7 +34,7 @@ PROMPT_QUEUE_S = 0.5  # prompts on a runner, by its measured rate: the rest wait
 
 
 class StaleReport(Exception):
-    """A report that is older than the last one."""
+    """A report older than the last report."""
 
 
 class LastReport:
@@ -51,7 +51,7 @@ class LastReport:
         self.errors: dict[str, str] = {}  # digest -> why its last load failed
 
     def includes(self, request_id: str, epoch: Epoch) -> bool:
-        """True where the report counts that epoch."""
+        """Return whether the report includes this epoch."""
         sequence = self.sequences.get(request_id)
         return sequence is not None and sequence.epoch == epoch
 
@@ -199,12 +199,12 @@ class RunnerAccounts:
 
     @property
     def working_set(self) -> int:
-        """Sequences that the runner runs or was assigned (Punica's working set): not those that are parked."""
+        """Running and assigned sequences of the runner (Punica's working set), without parked sequences."""
         return len(self._report.sequences) + len(self.unacked) - len(self.parked.ids)
 
     @property
     def packed_sequences(self) -> int:
-        """The batch that the runner takes in a pool that packs."""
+        """The batch size of the runner in a packing pool."""
         return min(self._spec.packed_sequences, self.max_sequences) if self._spec else 0
 
     @property
@@ -221,7 +221,7 @@ class RunnerAccounts:
         return digest == BASE or digest in self.active or (state is not None and state.tier is Tier.DEVICE)
 
     def busy_adapters(self, pinned: Sequence[str]) -> tuple[str, ...]:
-        """Return adapters whose pages no other can get: in use, or pinned. A runner protects all its slots but one."""
+        """Return the adapters with protected pages: in use or pinned. A runner protects all its slots except one."""
         if self._busy is None or self._busy_pinned is not pinned:
             self._busy = tuple(dict.fromkeys((*self.active, *pinned[: self._max_pinned])))
             self._busy_pinned = pinned
@@ -243,7 +243,7 @@ class RunnerAccounts:
                 self.parked.expect(self._report.sequences, assign.parks, 1)
 
     def expect(self, request_id: str, forecast: UseForecast | None, emitted_tokens: int) -> None:
-        """Admit a request that is placed here by what it is expected to use; None: by what it reserves."""
+        """Admit a request placed here by its expected use, or (None) by its reservation."""
         if forecast is None and self.pooled is not None:
             self.pooled.remove(request_id)  # an earlier epoch of it
         elif forecast is not None and self._spec is not None:
@@ -341,7 +341,7 @@ class RunnerAccounts:
                 pooled.progress(request_id, kv_tokens)
 
     def _count_batch(self, request_id: str) -> None:
-        """Count what a batch request has here: pages that were reported, or that its Assign will take."""
+        """Count the pages of a batch request here: reported pages, or the pages of its Assign."""
         assign, sequence = self.unacked.get(request_id), self._report.sequences.get(request_id)
         of_assign = assign is not None and assign.batch
         of_report = sequence is not None and sequence.priority is Priority.BATCH
@@ -417,7 +417,7 @@ class RunnerAccount:
 
     @property
     def name(self) -> str:
-        """Name that people call the runner by; its uuid where it has none."""
+        """The name of the runner for people, or else its uuid."""
         return (self.spec.name if self.spec else "") or self.id.uuid
 
     @property
@@ -470,7 +470,9 @@ class RunnerAccount:
     def fits_beside(
         self, claims: Sequence[Claim], adapter: str, tokens: int, n_bytes: int, pinned: Sequence[str]
     ) -> bool:
-        """True where a request fits with what has come to `claims`. `n_bytes`: what its adapter takes if not in use."""
+        """Return whether a request fits in addition to `claims`. `n_bytes`: the size of its adapter if it is not in
+        use.
+        """
         spec, accounts = self.spec, self.accounts
         busy = {*accounts.busy_adapters(pinned), *(claim.adapter for claim in claims), BASE}
         if adapter not in busy:
@@ -484,7 +486,9 @@ class RunnerAccount:
         )
 
     def serves(self, required: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
-        """True where nothing holds a runner back but adapters that failed to load: those must not take it away."""
+        """Return whether only failed loads of adapters keep the runner from its version. Failed loads must not remove a
+        runner.
+        """
         if not (0 < version == self.report.figures.desired_version and self.report.errors):
             return False
         return all(self._settled(digest, pinned, tier) for digest, pinned, tier in required)
@@ -526,12 +530,12 @@ class RunnerAccount:
         self.contact = contact
 
     def cordon(self, cordoned: bool) -> bool:
-        """Let the runner go, or not. True where that has changed."""
+        """Set whether the runner may leave. Return True for a change."""
         changed, self.cordoned = self.cordoned != cordoned, cordoned
         return changed
 
     def take_role(self, role: RunnerRole, *, alone: bool) -> bool:
-        """Give the runner its role. `alone`: no other runner exchanges KV with it. True where that has changed."""
+        """Set the runner's role. `alone`: it exchanges KV with no runner. Return True for a change."""
         old_role, self.role, self.alone = (self.role, self.alone), role, alone
         return old_role != (role, alone)
 

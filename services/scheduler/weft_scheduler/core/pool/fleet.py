@@ -74,11 +74,11 @@ class PoolFleet:
     # ------------------------------------------------------------ questions
 
     def fitting_shapes(self, rank: int, context_tokens: int) -> list[RunnerShape]:
-        """Return the shapes of confirmed runners that could ever take such a request."""
+        """Return the shapes of confirmed runners with enough rank and context for such a request."""
         return [shape for shape in self.confirmed_shapes if shape.fits(rank, context_tokens)]
 
     def accepts(self, rank: int, context_tokens: int, numerics_class: str) -> bool:
-        """True where a runner of that class takes such a request now or soon."""
+        """Return whether a runner of this class accepts such a request now or soon."""
         return any(shape.fits(rank, context_tokens, numerics_class) for _, shape in self.accepting)
 
     def runners_of_roles(self) -> Counter[RunnerRole]:
@@ -89,13 +89,13 @@ class PoolFleet:
         return counts
 
     def load_of(self, runner: RunnerAccount) -> RunnerLoad | None:
-        """Return what placement indexes of a runner; None where nothing fits."""
+        """Return the placement index entry of a runner; None without room."""
         return runner.load(self._adapters.pinned, packs=self.prefers_packing)
 
     # ------------------------------------------------------------ who is there
 
     def confirm(self, runner: RunnerAccount) -> bool:
-        """Take in a runner that has been confirmed. True where it is the only one."""
+        """Add a confirmed runner. Return True if it is the only runner."""
         first = not self.confirmed_shapes
         runner.accounts.limit(self._spec.slo_token_time_s)
         self.runners[runner.id.uuid] = runner
@@ -108,7 +108,7 @@ class PoolFleet:
         return runner.shape not in self.confirmed_shapes
 
     def forget(self, runner: RunnerAccount) -> None:
-        """Forget a runner that is gone, and what it contributed."""
+        """Forget a lost runner and its contribution."""
         uuid = runner.id.uuid
         self.runners.pop(uuid, None)
         self.draining.pop(uuid, None)
@@ -126,7 +126,7 @@ class PoolFleet:
             self.draining.pop(runner.id.uuid, None)
 
     def set_errors(self, runner: RunnerAccount, digests: Iterable[str], *, is_deleted: bool = False) -> None:
-        """Note the load errors of those digests on a runner, which have changed."""
+        """Record changed load errors of digests on a runner."""
         for digest in digests:
             error = "" if is_deleted else runner.report.errors.get(digest, "")
             if error:
@@ -139,7 +139,7 @@ class PoolFleet:
     # ------------------------------------------------------------ accounts
 
     def update(self, runner: RunnerAccount, *, again: bool = False) -> bool:
-        """Count what a runner contributes, and index it, where that has changed (True), or `again` in any case."""
+        """Count and index the contribution of a runner after a change (True), or always with `again`."""
         runner.accounts.settle(self.margin.deviations)
         pinned = self._adapters.pinned
         standing = runner.standing(pinned, split=self.is_split)
@@ -180,7 +180,7 @@ class PoolFleet:
                 self._note_batch(runner)
 
     def planned(self) -> None:
-        """Note that the roles are those of the runners that there are."""
+        """Record that the roles fit the present runners."""
         self.roles_stale = False
 
     def _note_batch(self, runner: RunnerAccount) -> None:

@@ -23,7 +23,7 @@ POLICIES = {
 
 
 class Pool:
-    """One pool: its spec, and its parts. Each part's fields are written by that part alone."""
+    """One pool: its spec and its parts. Each part writes only its own fields."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -99,7 +99,7 @@ class Pool:
         return can_split(self.fleet.accepting, rank, request.tokens.context, self.declared.kv_across_classes)
 
     def kept_from(self, request: Request, tokens: int) -> set[str]:
-        """Return the runners where a request of `tokens` would take room that others wait for, by uuid."""
+        """Return the uuids of runners where a request of `tokens` would take room claimed by waiting requests."""
         claims, adapters = self.waiting.claims, self.adapters
         if not claims.by_request:
             return set()

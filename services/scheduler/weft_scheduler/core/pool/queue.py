@@ -44,7 +44,7 @@ class BatchRequests:
         return due
 
     def count(self, requests: int, running: int) -> None:
-        """Count requests that come (or go, negative), and those that are on runners."""
+        """Count arriving (or, if negative, leaving) requests, and the running requests."""
         self.total, self.running = self.total + requests, self.running + running
 
     def footprint(self, request: Request, runner_tokens: int) -> int:
@@ -78,7 +78,7 @@ class PoolQueue:
         self.requests.setdefault(request.adapter, {})[request.id] = None
 
     def remove(self, request: Request) -> bool:
-        """Forget a request. True where it was the last one of its adapter."""
+        """Forget a request. Return True if it was the last request of its adapter."""
         if request.batch:
             self.batch.count(-1, 0)
         else:

@@ -22,11 +22,11 @@ class PoolScaling:
         self._published_roles: tuple[RoleCounts, float] | None = None  # counts, and when they were published
 
     def follow(self, spec: PoolSpec) -> None:
-        """Judge requests by that spec's objectives."""
+        """Judge requests by the objectives of this spec."""
         self.service_level = ServiceLevel(spec.slo_ttft_s, spec.slo_token_time_s)
 
     def arrive(self, request: Request, now: float) -> None:
-        """Count a newcomer: what is expected of the next ones follows interactive ones alone."""
+        """Count a new request. Expectations of arrivals follow interactive requests only."""
         if not request.batch:
             self.roles.work.observe(request.tokens.prompt, request.tokens.median_output)
             self.arrivals.count(now, request.tokens.prompt, request.reservation.footprint_tokens)

@@ -132,7 +132,7 @@ class Autoscaler:
         return allocate(total, divide(total, demand, phases.prompt_share, self._phases), phases.groups)
 
     def demand(self, load: PoolLoad, work_s: float) -> PhaseCounts:
-        """Return the runners that the pool's requests would fill, whatever its bounds."""
+        """Return the runners filled by the pool's requests, without bounds."""
         return demand_runners(load, self._mean, work_s)
 
     def surplus(self, groups: Sequence[PhaseGroups]) -> PhaseCounts:
@@ -140,7 +140,7 @@ class Autoscaler:
         return surplus(self.capacity.of_groups(groups), self.target)
 
     def needs_more(self, going: PhaseCounts, retained: Iterable[VictimCandidate]) -> bool:
-        """True where more have to go than these, which are victims already."""
+        """Return whether more runners must leave than these victims."""
         counts = Counter(candidate.group for candidate in retained)
         return any(count > counts[phase] for phase, count in going._asdict().items())
 
@@ -158,6 +158,6 @@ class Autoscaler:
         return changed
 
     def forget(self, uuid: str) -> None:
-        """Forget a runner that is gone."""
+        """Forget a lost runner."""
         if uuid in self.victims:
             self.victims.remove(uuid)

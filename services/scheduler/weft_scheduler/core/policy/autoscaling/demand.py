@@ -13,7 +13,7 @@ MAX_WANTED_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing w
 
 @dataclass(frozen=True, slots=True)
 class RunnerCapacity:
-    """Capacity of one runner of the pool, where phases are split of one for tokens; of sequences its best batch.
+    """Capacity of one runner of the pool (a token runner in a split pool); for sequences, its best batch.
 
     `tokens_per_s`: what it computes when loaded, `prefill_tokens_per_s`: of prompts alone; 0: not measured yet.
     """
@@ -70,7 +70,7 @@ class ReplicaBounds:
 
 
 def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> PhaseCounts:
-    """Return the runners that running and queued requests would fill, whatever the bounds.
+    """Return the runners filled by running and queued requests, without bounds.
 
     For any phase, or for each apart where phases are split. `capacity` None: no runner ever reported.
     """
@@ -100,7 +100,7 @@ def desired_runners(
 
 
 def _coming(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
-    """Return the runners that compute the prompts that come; one where that was not measured."""
+    """Return the runners for arriving prompts, or 1 without a measurement."""
     if not load.requests:
         return 0.0
     if capacity is None or not capacity.prefill_tokens_per_s:
@@ -109,7 +109,7 @@ def _coming(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
 
 
 def _prompts(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> float:
-    """Return the runners that compute the prompts that come and, in time, those that wait."""
+    """Return the runners for arriving prompts and, within the objective, for waiting prompts."""
     coming = _coming(load, capacity)
     if capacity is None or not capacity.prefill_tokens_per_s:
         return coming

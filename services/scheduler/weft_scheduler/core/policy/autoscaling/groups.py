@@ -22,7 +22,7 @@ class VictimCandidate(NamedTuple):
 
 
 def divide(total: int, demand: PhaseCounts, prompt_share: float, previous: PhaseCounts) -> PhaseCounts:
-    """Return `total` runners by phase: what each demands, and of spare ones the share that prompts have of the work.
+    """Divide `total` runners by phase: the demand of each phase, and spare runners by the share of prompts in the work.
 
     Where fewer than demanded may be had both sum to more. `previous`: the last answer, kept within a margin.
     """
@@ -56,7 +56,8 @@ def allocate(total: int, target: PhaseCounts, groups: Sequence[PhaseGroups]) -> 
 
 
 def surplus(present: PhaseCounts, target: PhaseCounts) -> PhaseCounts:
-    """Return how many go of each group: the surplus in all, and one more where another group lacks that one.
+    """Return the number of runners to remove from each group: the total surplus, and one more if a group lacks a
+    runner.
 
     So a phase gives its runners to the other one by one, each after the last has come.
     """

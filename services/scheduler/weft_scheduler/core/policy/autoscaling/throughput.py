@@ -50,13 +50,13 @@ class ReusedShare:
 
 
 class TokenThroughput:
-    """Tokens per second of one runner that is loaded."""
+    """Tokens per second of one loaded runner."""
 
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0
 
     def measure(self, tokens: int, seconds: float) -> None:
-        """Count the tokens that a loaded runner has computed in that time."""
+        """Count the tokens of a loaded runner over `seconds`."""
         decay = math.exp(-seconds / THROUGHPUT_TAU_S)
         self._tokens, self._seconds = self._tokens * decay + tokens, self._seconds * decay + seconds
 

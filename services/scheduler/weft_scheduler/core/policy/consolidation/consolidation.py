@@ -63,7 +63,7 @@ def select_leaving(
     runners: Iterable[ConsolidationRunner],
     period_s: float,
 ) -> list[RunningSequence]:
-    """Return the sequences that outlast the period, where all fit elsewhere and that is worth their recomputation."""
+    """Return the sequences that outlast the period, if all fit on `runners` and the move is worth their recompute."""
     if not source.step_s or not source.prefill_tokens_per_s:
         return []
     ends_s = {sequence.request_id: sequence.remaining_tokens * source.step_s for sequence in sequences}

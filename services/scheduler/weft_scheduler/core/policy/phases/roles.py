@@ -140,7 +140,7 @@ class RolePlan:
     # ------------------------------------------------------------ transfers
 
     def handed_off(self) -> None:
-        """Note that KV has come from one runner to another."""
+        """Record that KV has moved between two runners."""
         self._lost, self._suspend_s = 0, SUSPEND_S
 
     def lost(self, now: float) -> bool:
@@ -203,7 +203,7 @@ class RolePlan:
         return {RunnerRole.PROMPT, RunnerRole.TOKEN} <= {self.base.get(runner.uuid) for runner in members}
 
     def _join(self, members: Sequence[PhaseRunner]) -> None:
-        """Let newcomers of a large domain join the side that lacks one, or that of their group."""
+        """Let new runners of a large domain join the side without a runner, or the side of their group."""
         prompts = sum(self.base.get(runner.uuid) is RunnerRole.PROMPT for runner in members)
         wanted_prompt = len(members) * self._prompt_share(members)
         for runner in members:
@@ -215,7 +215,7 @@ class RolePlan:
     # ------------------------------------------------------------ the mixed set
 
     def _grow(self, runners: Sequence[PhaseRunner], now: float) -> None:
-        """Let one more runner be mixed: of the side that has what the other one lacks."""
+        """Let one more runner be mixed, from the side with a surplus."""
         prompts_fit = any(r.queue_open for r in runners if self.role_of(r.uuid) is not RunnerRole.TOKEN)
         side = RunnerRole.PROMPT if prompts_fit else RunnerRole.TOKEN
         spare: list[PhaseRunner] = []
@@ -229,7 +229,7 @@ class RolePlan:
             self._grown_s = now
 
     def _shrink(self, runners: Sequence[PhaseRunner]) -> None:
-        """Let the runner that is mixed for the longest time go back, where the others can take its other phase."""
+        """Let the runner with the longest mixed time return to its role, if the rest can take its second phase."""
         by_uuid = {runner.uuid: runner for runner in runners}
         for uuid in [*self.mixed]:
             runner = by_uuid.get(uuid)

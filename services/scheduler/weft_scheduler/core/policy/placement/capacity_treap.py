@@ -118,7 +118,7 @@ def _refresh(node: TreapNode) -> None:
 
 
 def _split(node: Tree, key: RunnerKey) -> tuple[Tree, Tree]:
-    """Return (keys below `key`, the others)."""
+    """Return the keys below `key`, and the remaining keys."""
     if node is None:
         return None, None
     if node.key < key:

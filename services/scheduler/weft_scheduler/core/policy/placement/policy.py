@@ -61,7 +61,7 @@ class PlacementPolicy(Protocol):
         ...
 
     def remove(self, uuid: str) -> None:
-        """Place nothing more on that runner. Unknown ones are ignored."""
+        """Place nothing more on this runner. Unknown runners are ignored."""
         ...
 
     def place(self, request: PlacementRequest, closed: Container[RunnerShape]) -> Choice | None:

@@ -60,7 +60,7 @@ class RunnerEntry(NamedTuple):
 
 
 class ShapeIndex:
-    """The placeable runners of one shape."""
+    """The placeable runners with one shape."""
 
     def __init__(self) -> None:
         self.open = CapacityTreap()
@@ -76,7 +76,7 @@ class ShapeIndex:
         return max(self.open.free_tokens, self.full.free_tokens)
 
     def treap(self, entry: RunnerEntry) -> CapacityTreap:
-        """Return the treap that has, or gets, that runner."""
+        """Return the present or future treap of this runner."""
         return self.full if entry.full else self.open
 
     def hold(self, uuid: str, old_adapters: Collection[str], adapters: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerEntry, Runne
 
 
 class KvDomain(NamedTuple):
-    """Runners that may hand KV to each other. `kv_layout` "": KV goes to no other runner."""
+    """Runners that can hand KV to each other. `kv_layout` "": the runner hands no KV over."""
 
     kv_layout: str
     numerics_class: str  # "": any
@@ -27,7 +27,7 @@ def domain_of(shape: RunnerShape, across_classes: bool) -> KvDomain:
 def can_split(
     accepting: Iterable[tuple[RunnerRole, RunnerShape]], rank: int, context_tokens: int, across_classes: bool
 ) -> bool:
-    """True where such a request goes where `Splitwise` places pairs: to a mixed runner, or to two that exchange KV.
+    """Return whether `Splitwise` can place such a request: on a mixed runner, or on two runners that exchange KV.
 
     False: only one runner for both phases is left for it, whatever that runner's role is.
     """

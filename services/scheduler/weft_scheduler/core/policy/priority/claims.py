@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Claim(NamedTuple):
-    """Room for a request on a runner. `tokens`: with those of its adapter where that is not in use there."""
+    """Room for a request on a runner. `tokens`: with the tokens of its adapter, if the adapter is not in use there."""
 
     uuid: str
     adapter: str
@@ -33,7 +33,7 @@ class Claims:
         return self._by_runner
 
     def assign(self, claims: Mapping[str, Claim]) -> None:
-        """Make these claims, by request, and no others. Claims that are not the same any more are released."""
+        """Replace all claims by these claims, by request. Changed claims are released."""
         old_claims, self.by_request, self._by_runner = self.by_request, claims, None
         self._released.update(claim.uuid for name, claim in old_claims.items() if claims.get(name) != claim)
 

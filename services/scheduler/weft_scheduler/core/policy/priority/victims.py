@@ -37,7 +37,7 @@ class Capacity:
 
 
 class Need(NamedTuple):
-    """An interactive request that waits. `tokens`: what it needs of each runner where it can run, by uuid.
+    """A waiting interactive request. `tokens`: its need on each possible runner, by uuid.
 
     A pair: where its adapter is in use there, and where it is not. `assigned`: uuid of the runner that has room for it.
     """

@@ -12,7 +12,7 @@ from weft_scheduler.core.policy.queue.waiting_queue import R, WaitingQueue
 
 
 class Offer(NamedTuple, Generic[R]):
-    """A request whose turn it is, and what the policy says of it."""
+    """The next request in turn, with the policy's key."""
 
     request: R
     tried: bool  # offered before in this pass, in vain
@@ -45,7 +45,7 @@ class Overtaking(Generic[R]):
         return copy
 
     def out_of_reach(self, queue: WaitingQueue[R], request: R) -> bool:
-        """True where a request that has just been queued is behind all that a pass would offer."""
+        """Return whether a newly queued request comes after all requests offered by a pass."""
         tenant = request.tenant
         last = self.reach.get((tenant, request.waiting.lane))
         if last is not None and queue.key_of(request) > last:
@@ -125,7 +125,8 @@ class QueuePass(Generic[R]):
             self._retained.blocked.add(request.id)
 
     def passed_by(self, request: R, *, into_gap: bool = False) -> Iterator[R]:
-        """Yield what a placed request has passed: older ones of its tenant, and of tenants whose turn came before.
+        """Yield the requests overtaken by a placed request: older requests of its tenant, and of tenants with an
+        earlier turn.
 
         One that others made room for, `into_gap` them, takes nothing that requests of other tenants could have.
         """
@@ -141,7 +142,7 @@ class QueuePass(Generic[R]):
             yield from (other for other in self._stayed.values() if other.tenant != tenant and other.id in queue)
 
     def count(self, overtaken: Iterable[R]) -> None:
-        """Count that each of `overtaken` was passed; one that was passed too often is offered next."""
+        """Count `overtaken` requests. A request overtaken too often is offered next."""
         starved: list[R] = []
         for request in overtaken:
             self._retained.counts[request.id] += 1
@@ -205,7 +206,7 @@ class QueuePass(Generic[R]):
         yield from queue.candidates(tenant, self._share, self._placement)
 
     def _is_held_back(self, tenant: str) -> bool:
-        """True for a tenant that leaves what is free to others; one that did, and does no more, is offered anew."""
+        """Return whether a tenant leaves free capacity to the rest. Its requests are offered again afterwards."""
         if self._shares is not None and self._shares.must_yield(tenant):
             self._retained.skipped.add(tenant)
             return True
@@ -224,7 +225,7 @@ class QueuePass(Generic[R]):
 
     @property
     def _is_outdated(self) -> bool:
-        """True where what was placed changes what is offered.
+        """Return whether a placement changes the remaining offers.
 
         Where shapes are closed the turn may be another tenant's by now, for whom the request that closed them has to
         wait. Where a tenant waits no more the window is shared by fewer. Who was placed may be beyond its share now.

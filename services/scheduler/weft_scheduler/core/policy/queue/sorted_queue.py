@@ -54,7 +54,7 @@ class SortedQueue(Generic[Item]):
             self._buckets[number : number + 1] = [bucket[:BUCKET], bucket[BUCKET:]]
 
     def remove(self, key: Key) -> None:
-        """Remove the item with that key. Raises KeyError where there is none."""
+        """Remove the item with this key. Raises KeyError for an unknown key."""
         number = bisect_left(self._buckets, key, key=_last)
         bucket = self._buckets[number] if number < len(self._buckets) else []
         place = bisect_left(bucket, key, key=_key)

@@ -21,7 +21,7 @@ MAX_IDLE = 100_000  # tenants remembered that do not wait: one that is forgotten
 
 
 class TokenCounters:
-    """The counters of one pool, in output tokens. `weights`: of tenants; 1 for those that are not named."""
+    """The counters of one pool, in output tokens. `weights`: by tenant, by default 1."""
 
     def __init__(self, weights: Mapping[str, int], burst_tokens: float = BURST_TOKENS) -> None:
         self._weights, self._burst_tokens = weights, burst_tokens
@@ -52,7 +52,7 @@ class TokenCounters:
         return self._waiting.successor(key)
 
     def is_next(self, tenant: str) -> bool:
-        """True where a tenant waits and no other waiting one has a smaller counter."""
+        """Return whether the tenant waits and has the smallest counter."""
         first = self._waiting.successor(FIRST)
         return first is not None and first[1] == tenant
 
@@ -94,7 +94,7 @@ class TokenCounters:
 
 
 class TenantShares:
-    """The tenants that have interactive requests, and what they run. `counters`: of the tenants that wait."""
+    """Tenants with interactive requests, and their running requests. `counters`: of waiting tenants."""
 
     def __init__(self, counters: TokenCounters, capacity: PoolCapacity) -> None:
         self._counters, self._capacity = counters, capacity
@@ -109,13 +109,13 @@ class TenantShares:
         self._turns = count()
 
     def follow(self, counters: TokenCounters) -> None:
-        """Use other counters, with weights of their own."""
+        """Replace the counters, with their weights."""
         self._counters = counters
         self.weight = sum(map(counters.weight, self.tenants))
         self._unranked.update(self.running)
 
     def add(self, tenant: str) -> None:
-        """Count a request that has come."""
+        """Count an arrived request."""
         self.tenants[tenant] += 1
         if self.tenants[tenant] == 1:
             self.weight += self._counters.weight(tenant)
@@ -191,7 +191,7 @@ class TenantShares:
         return self._capacity.sum.sequences * self._counters.weight(tenant)
 
     def must_yield(self, tenant: str) -> bool:
-        """True for a tenant that runs more than its share, and leaves the last places to others that are there.
+        """Return whether the tenant runs more than its share, and so leaves the last places to present tenants.
 
         Where another waits, too, that is so unless its own turn is next. Else a flood would fill every place, and each
         request of another tenant would wait for one.

@@ -139,7 +139,8 @@ class TenantQueue(Generic[R]):
             stayed[name] += request.id in self._keys
 
     def lag_s(self, due: float, now: float) -> float:
-        """Return how far a tenant's turn is behind its requests' own order, in seconds: since `due` for one in order.
+        """Return the delay of a tenant's turn behind the order of its requests, in seconds: the time since `due` for a
+        request in order.
 
         A request that leaves later than those behind it keeps its distance to them.
         """
@@ -170,7 +171,7 @@ class WaitingQueue(Generic[R]):
         return request_id in self._keys
 
     def tenants(self) -> Iterator[str]:
-        """Yield the tenants that wait, the next one first."""
+        """Yield waiting tenants, the next tenant first."""
         key = FIRST
         while (entry := self.counters.successor(key)) is not None:
             key, tenant = entry

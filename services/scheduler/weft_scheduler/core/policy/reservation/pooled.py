@@ -43,7 +43,7 @@ class ExpectedUse(NamedTuple):
 
 
 class UseForecast:
-    """Forecast of what one request holds, by its predicted length."""
+    """Forecast of the memory of one request, by its predicted length."""
 
     __slots__ = ("_lengths", "_limit", "_prompt_tokens", "_typical")
 
@@ -130,14 +130,14 @@ class PooledUse:
         self._settled = True
 
     def add(self, request_id: str, forecast: UseForecast, emitted: int, held_pages: int) -> None:
-        """Add a sequence, or another epoch of one that is here."""
+        """Add a sequence, or a new epoch of a present sequence."""
         self.remove(request_id)
         member = self.members[request_id] = Member(forecast, emitted, held_pages)
         self.held_pages += held_pages
         self._renew(member)
 
     def remove(self, request_id: str) -> None:
-        """Remove a sequence that is gone; unknown ones are ignored."""
+        """Remove a finished sequence. Unknown sequences are ignored."""
         member = self.members.pop(request_id, None)
         if member is not None:
             self.held_pages -= member.held_pages
@@ -166,7 +166,7 @@ class PooledUse:
             self.peak_tokens = self.sum.peak_tokens(deviations)
 
     def check(self) -> None:
-        """Assert that the sums are those of the members, and each member's use is what its forecast says of it."""
+        """Assert that the sums equal the sums over members, and that the use of each member equals its forecast."""
         total, held_pages = ExpectedUse(), 0
         for request_id, member in self.members.items():
             assert member.use == member.forecast_use(self._page_tokens), request_id
