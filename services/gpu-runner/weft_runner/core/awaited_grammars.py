@@ -17,7 +17,7 @@ WAIT_S = 10.0  # a gateway has compiled it in less than one; of the mask behind 
 
 
 class AwaitedGrammar(NamedTuple):
-    """A Start that waits, its session and that session's gateway."""
+    """A waiting Start, with its session and the session's gateway."""
 
     start: Start
     peer: Peer
@@ -51,19 +51,19 @@ class AwaitedGrammars:
         return self.waiting.pop((session, request_id), None)
 
     def forget_session(self, peer: Peer) -> None:
-        """Forget what a session that is over has started."""
+        """Forget all Starts of an ended session."""
         for key in [key for key, grammar in self.waiting.items() if grammar.peer == peer]:
             self.drop(*key)
 
     def take(self, event: GrammarCompiled) -> AwaitedGrammar | None:
-        """Return who waited for that; None: nobody any more."""
+        """Return the Start that waited for this grammar; None if its sequence has ended."""
         key = event.peer.name, event.request_id
         grammar = self.waiting.get(key)
         return self.drop(*key) if grammar is not None and grammar.start.epoch == event.epoch else None
 
 
 class AwaitedMasks:
-    """Sequences with a grammar, by key, and those of them whose mask is late. One owner: the request pool.
+    """Sequences with a grammar, by key, and the sequences with a late mask. Owner: the request pool.
 
     Timers ("mask", key) say when the time of each that is late is over.
     """
@@ -91,7 +91,7 @@ class AwaitedMasks:
             self._scheduler.invalidate()
 
     def keeps_pace(self, now: float) -> bool:
-        """Say whether all who have a mask now will have the one behind the next token, too."""
+        """Return whether all sequences with a mask now will also have the mask after the next token."""
         if self.constrained:
             self.before_step(now)
         return all(s.mask is None or s.mask.quick for s in self.constrained.values())

@@ -77,12 +77,15 @@ class BatchScheduler:
 
     @property
     def token_time_ms(self) -> float:
-        """The time that a step with interactive and batch rows may take: the pool's, or twice that of one row alone."""
+        """The target time of a step with interactive and batch rows: the pool's objective, or twice the time of a step
+        with one row.
+        """
         stated = self._limits.token_time_ms
         return stated if isfinite(stated) else TOKEN_TIMES * self.step_time.step_ms(1, 0, 0)
 
     def _beside_interactive(self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]) -> Batch:
-        """Schedule interactive rows and prompts as if alone, and of batch ones what keeps the token time beside them.
+        """Schedule interactive rows and prompts without regard to batch rows, then add the batch rows within the token
+        time.
 
         Batch rows take turns: those that ran longest ago come first. While all of them fit, a batch prompt goes before
         them, for it becomes another row; while not all of them do, another row would gain nothing.
@@ -130,7 +133,8 @@ class BatchScheduler:
         return self.drafter.extend(batch, sequences, max_guesses, worth, step_ms, now)
 
     def guesses_worth(self, batch: Batch, gains: Sequence[float]) -> int:
-        """Return how many guesses to check beside the rows of a batch, of those with these expected tokens.
+        """Return the number of guesses to check in addition to the rows of a batch. `gains`: the expected tokens of
+        each guess.
 
         `gains`: the largest first. As many as make the tokens that the step is expected to sample, of the time that it
         is expected to take, the most; within the token time, and the tokens of a step.
@@ -189,7 +193,7 @@ class BatchScheduler:
                 self.reusable_batch = None
 
     def learn(self, batch: Batch, measured_ms: float, keys: int | None = None, *, awaited: bool = True) -> None:
-        """Learn from the time that a batch took. `keys`: those when it was chosen, if others have been chosen since.
+        """Learn from the measured time of a batch. `keys`: the keys at its choice, if later batches were chosen since.
 
         `awaited`: it had an interactive row. What other steps take says nothing of how late a token is.
         """

@@ -39,7 +39,9 @@ class RunnerDrain:
             self.end(now)
 
     def end(self, now: float) -> None:
-        """End what is left. Those that still leave get more time; whose KV is on its way, all there is."""
+        """End the remaining sequences. Leaving sequences get more time, and sequences with KV in transfer the full
+        time.
+        """
         over = now >= self._deadline
         if not over and self._scheduler.departures != self._departures:
             self._departures = self._scheduler.departures

@@ -70,7 +70,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class FoundOnDisk:
-    """An earlier process left these adapters on disk, the one that was used longest ago first. The first event."""
+    """An earlier process left these adapters on disk, in order of last use. The first event."""
 
     digests: tuple[str, ...]
 
@@ -235,7 +235,7 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """Copy these pages of host memory to these of the device, beside the steps."""
+    """Copy these pages of host memory to these device pages, in parallel to steps."""
 
     number: int
     hosts: tuple[int, ...]
@@ -244,7 +244,7 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class DropSwap:
-    """End the copies of these numbers, complete or not; when what follows is done these host pages are free."""
+    """End these copies, complete or not. Their host pages are free when the following actions run."""
 
     numbers: tuple[int, ...]
     hosts: tuple[int, ...]
@@ -261,7 +261,7 @@ class OpenKvStream:
 
 @dataclass(frozen=True, slots=True)
 class SendKv:
-    """Send these pages, the first of which is that number of its sequence, in order with the messages to that peer.
+    """Send these pages to a peer, in order with its messages. The first page has this number in its sequence.
 
     `layer_by_layer`: the next step writes them too; a layer leaves when that step has computed it. Else they are
     complete for as long as it takes, or nobody wants them any more (`DropKv`).
@@ -277,7 +277,7 @@ class SendKv:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveKv:
-    """Write pages of that sequence, from that number on, to these as they arrive on the peer's stream.
+    """Write pages of this sequence, from this number on, to these pages as they arrive on the peer's stream.
 
     Its KvComplete says how many tokens they hold: the pages of these have arrived whole, once each, or the stream ends.
     """
@@ -291,7 +291,7 @@ class ReceiveKv:
 
 @dataclass(frozen=True, slots=True)
 class DropKv:
-    """Send nothing more of that epoch to the peer, and write nothing more that arrives, when what follows is done."""
+    """Stop sending this epoch to the peer and writing its arriving pages, before the following actions run."""
 
     peer: Peer
     request_id: str
@@ -300,7 +300,7 @@ class DropKv:
 
 @dataclass(frozen=True, slots=True)
 class CompileGrammar:
-    """Make the state of that grammar behind these tokens, beside the steps; GrammarCompiled follows.
+    """Make the grammar's state after these tokens, in parallel to steps. GrammarCompiled follows.
 
     `ends`: tokens beside the model's own that end an answer of the grammar.
     """

@@ -38,7 +38,7 @@ class CachedPage:
     used: int = 0
 
     def complete(self) -> None:
-        """Note that its copy is there."""
+        """Record that the copy is complete."""
         self.number = 0
 
 
@@ -65,7 +65,7 @@ class HostCache:
         return self.budget_bytes - self.held_bytes - self.kv_bytes - self.cached_bytes
 
     def fits(self, adapter: Adapter) -> bool:
-        """Whether its copy fits beside the protected ones."""
+        """Return whether the adapter's copy fits together with the protected copies."""
         rest = (a.host_bytes for digest, a in self.adapters.items() if digest in self.protected and a is not adapter)
         return sum(rest) + adapter.host_bytes <= self.budget_bytes - self.kv_bytes
 
@@ -150,7 +150,8 @@ class HostCache:
     def _evict_for(
         self, n_bytes: int, except_for: str, *, number: int | None = None, swapped_too: bool = False
     ) -> bool:
-        """Drop what was used longest ago, but for that adapter's copy. False: that is too little, and nothing is.
+        """Drop the least recently used copies, except for `except_for`. If all copies are too small, drop nothing and
+        return False.
 
         `number`: pages of that copy stay. `swapped_too`: adapters whose sequences have their KV here leave as well, at
         last, and what may leave does even if it is too little.
@@ -197,7 +198,7 @@ class HostCache:
 
 
 class TierPrefetcher:
-    """Fetches what is missing of adapters that must be on disk or in host memory. The cache protects those that fit."""
+    """Fetches missing adapters with a tier on disk or in host memory. The cache protects the adapters that fit."""
 
     def __init__(self, host: HostCache, changed: Callable[[Adapter], None]) -> None:
         self._host, self._changed = host, changed
@@ -217,7 +218,7 @@ class TierPrefetcher:
             self._set_degraded(adapter, "")
 
     def plan(self) -> None:
-        """Protect the copies that fit, by the sizes that are known; then fetch what is missing."""
+        """Protect the copies that fit, by their known sizes; then fetch missing adapters."""
         self.beside_kv = False
         host_adapters = [adapter for adapter in self.targets.values() if adapter.tier is Tier.HOST]
         left, protected = self._host.budget_bytes - self._host.kv_bytes, set[str]()
@@ -238,7 +239,7 @@ class TierPrefetcher:
         self.retry()
 
     def retry(self) -> None:
-        """Queue a fetch of all that is missing, also of what failed before."""
+        """Queue a fetch of every missing adapter, including earlier failures."""
         self._queue = deque(adapter for adapter in self._missing.values() if not adapter.permanent_failure)
 
     def missing(self) -> list[str]:
@@ -297,7 +298,7 @@ class TierPrefetcher:
 
 
 def check_host_cache(host: HostCache) -> None:
-    """Check that protected copies and KV fit, that at most one copy is beyond the budget, and that one not protected.
+    """Check that protected copies and KV fit, and that at most one unprotected copy exceeds the budget.
 
     An adapter's copy was used after its pages.
     """
@@ -322,7 +323,7 @@ def check_host_cache(host: HostCache) -> None:
 
 
 def check_prefetcher(prefetcher: TierPrefetcher, adapters: Iterable[Adapter]) -> None:
-    """Check that what is desired is held or missing, and what is missing is in transfer, queued, or has failed."""
+    """Check that desired adapters are held or missing, and that missing adapters are in transfer, queued or failed."""
     fetching = prefetcher._fetching  # pyright: ignore[reportPrivateUsage]
     assert all(adapter.in_transfer for adapter in fetching.values()), fetching
     assert len(fetching) <= PREFETCHES, fetching

@@ -30,7 +30,7 @@ class Allocation:
 
 @dataclass(slots=True)
 class PageTable:
-    """Who holds which page. `total_pages` pages of `page_tokens` tokens. `most_adapter_pages`: None: no bound.
+    """The owner of each page: `total_pages` pages of `page_tokens` tokens. `most_adapter_pages` None: no bound.
 
     Pages of adapters are lent: which adapter has them is its own record's to say.
     """
@@ -52,7 +52,7 @@ class PageTable:
 
     @property
     def free_pages(self) -> int:
-        """What the next taker can have: pages that no sequence or adapter holds, the reusable ones too."""
+        """The pages for the next owner: pages without a sequence or adapter, including reusable pages."""
         return len(self._free) + len(self.prefixes)
 
     @property
@@ -99,11 +99,11 @@ class PageTable:
         return allocation.pages
 
     def free_beside(self, shared: Sequence[int]) -> int:
-        """What is free once a sequence holds these pages."""
+        """The free pages after a sequence takes these shared pages."""
         return self.free_pages - sum(self.prefixes.is_reusable(page) for page in shared)
 
     def share(self, key: str, shared: Sequence[int]) -> list[int]:
-        """Read these full pages instead of the next ones of its own, none of which is written to; those go back."""
+        """Read these full pages in place of the sequence's next pages, which are unwritten and are returned."""
         allocation = self._allocations[key]
         at, rest = divmod(allocation.tokens, self.page_tokens)
         assert rest == 0, (key, allocation.tokens)
@@ -154,12 +154,12 @@ class PageTable:
         return self._allocations[key].pages
 
     def reserved_by(self, key: str) -> int:
-        """Pages that are counted for this sequence; none of one that is in host memory."""
+        """Pages counted for this sequence; 0 for a sequence in host memory."""
         allocation = self._allocations.get(key)
         return 0 if allocation is None else allocation.owned
 
     def used_by(self, key: str) -> int:
-        """Pages with tokens that are counted for this sequence. Those counted for others are full, and come first."""
+        """Pages with tokens counted for this sequence. Shared pages, counted elsewhere, are full and come first."""
         allocation = self._allocations[key]
         return self.pages_for(allocation.tokens) - (len(allocation.pages) - allocation.owned)
 
@@ -167,7 +167,7 @@ class PageTable:
         return self._allocations[key].tokens
 
     def is_full(self, key: str) -> bool:
-        """No room for one more token in what it holds."""
+        """Whether the pages of the sequence have no room for one more token."""
         allocation = self._allocations[key]
         return allocation.tokens == len(allocation.pages) * self.page_tokens
 

@@ -47,7 +47,7 @@ class Reporter:
         self._offload: Callable[[], OffloadState | None] = lambda: None
 
     def watch_offload(self, state: Callable[[], OffloadState]) -> None:
-        """Report what an executor says of what it keeps outside the device."""
+        """Report the executor's state of offloaded memory."""
         self._offload = state
 
     def register(self, registered: Registered) -> None:

@@ -231,7 +231,7 @@ class RequestPool:
         return late | parked.keys() if parked else late
 
     def schedule(self, depth: int = 1, free: int = 1) -> Batch:
-        """Grow what is full, then form the next batch; the last one again where nothing has changed.
+        """Extend full sequences, then form the next batch. Without changes the last batch is repeated.
 
         `depth`: batches that may be in flight at a time; `free`: those of them that are not, this one included.
         """
@@ -271,7 +271,7 @@ class RequestPool:
         return self.scheduler.draft(batch, self.sequences, self._max_guesses, self.now)
 
     def _max_guesses(self, sequence: Sequence) -> int:
-        """Count the guesses that its reserved pages and its answer's length leave place for, beside one token more."""
+        """Count the guesses that fit into the sequence's reserved pages and answer length, in addition to one token."""
         if sequence.start.sampling.pooling:
             return 0
         return min(self._free_tokens(sequence, sequence.in_kv), sequence.max_len - len(sequence.tokens)) - 1
@@ -390,7 +390,7 @@ class RequestPool:
     # ---- what follows
 
     def produce(self, owner: Peer, produced: list[SequenceTokens]) -> None:
-        """Send what an event produced for a session, as one Step."""
+        """Send the output of an event to a session as one Step."""
         self.effects.append(Send(owner, Step(self.iterations, produced)))
 
     def figures(self, *, ready: bool, offload: OffloadState | None = None) -> RunnerFigures:
@@ -546,7 +546,7 @@ class RequestPool:
         self.timers.set(ev.REPORT, 0.0)
 
     def _has_joined(self, sequence: Sequence) -> bool:
-        """Say whether it counts among those that run with its adapter."""
+        """Return whether the sequence counts as running with its adapter."""
         if sequence.phase is SequencePhase.SWAP_IN:
             return self.swap.by_key[sequence.key].adapter_there
         if sequence.phase is SequencePhase.RECEIVE:
@@ -554,7 +554,7 @@ class RequestPool:
         return sequence.phase not in (SequencePhase.WAITING, SequencePhase.SWAPPED)
 
     def _end_all_of(self, digest: str, reason: EndReason, detail: str) -> None:
-        """Not those in host memory, which do not want it now."""
+        """End the sequences of an adapter, except sequences in host memory, which do not need it now."""
         for sequence in [s for s in self.sequences.values() if s.start.adapter == digest]:
             if sequence.phase is not SequencePhase.SWAPPED:
                 self.end(sequence, reason, detail)
@@ -562,7 +562,7 @@ class RequestPool:
     def end(
         self, sequence: Sequence, reason: EndReason, detail: str, *, forget: bool = False, epoch: Epoch | None = None
     ) -> None:
-        """`epoch`: the one that another runner was to have it under, where that is its next one."""
+        """End a sequence. `epoch`: its next epoch, if a second runner was to take it over."""
         self.remove(sequence, forget=forget)
         last_epoch = epoch or sequence.start.epoch
         self.effects.append(Send(sequence.owner, Ended(sequence.key, last_epoch, reason, detail, sequence.n_emitted)))
@@ -572,7 +572,7 @@ class RequestPool:
         return min(self._free_tokens(sequence, sequence.in_kv), sequence.max_len - len(sequence.tokens))
 
     def _free_tokens(self, sequence: Sequence, in_kv: int) -> int:
-        """Count the tokens that its reserved pages hold beside `in_kv`."""
+        """Count the tokens of its reserved pages after `in_kv`."""
         return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - in_kv
 
     def _here(self, phase: SequencePhase) -> Iterator[Sequence]:
@@ -581,7 +581,7 @@ class RequestPool:
         return (s for s in self.sequences.values() if s.phase is phase and not s.in_flight and s.key not in held_out)
 
     def _decoding(self, depth: int, free: int) -> list[Sequence]:
-        """Choose who decodes in the next of `depth` batches: an equal part, those whose last turn is longest ago.
+        """Choose the decoding sequences of the next of `depth` batches: an equal part, the least recently run first.
 
         ORCA (section 4.2) fills its pipeline with batches and leaves open how large they are. With equal ones no stage
         waits for another; a batch of all would leave every stage but one without work. A sequence that joins or leaves

@@ -26,7 +26,7 @@ class SampledToken(NamedTuple):
 
 
 class BadWords:
-    """Sequences of tokens that an answer may not contain (vLLM's `bad_words`): the last is banned behind the others.
+    """Token sequences forbidden in an answer (vLLM's `bad_words`): after the first tokens the last token is banned.
 
     The prompt does not count: a sequence that begins in it and ends in the answer is allowed. `always`: tokens that are
     sequences alone, and may never be sampled. One owner: its sequence's adjustments.
@@ -44,7 +44,7 @@ class BadWords:
         self._tail: deque[int] = deque(maxlen=max(map(len, sequences)))
 
     def add(self, token: int) -> Collection[int]:
-        """Take the answer's next token. Returns those that may not be the one behind it, beside `always`."""
+        """Record the next token. Return the tokens banned at the following position, in addition to `always`."""
         self._tail.append(token)
         if (sequences := self._after_token.get(token)) is None:
             return ()
@@ -53,7 +53,7 @@ class BadWords:
 
 
 class LogitAdjustments:
-    """What the logits of some tokens become; all other logits stay as they are. One owner: its sequence.
+    """The adjusted logits of some tokens; all remaining logits are unchanged. Owner: its sequence.
 
     Of `tokens[i]`, in double precision: the logit, plus `biases[i]`, divided by `scales[i]` where that is positive and
     multiplied where it is not, plus `values[i]`. `biases` and `scales` are None without a repetition penalty (CTRL,

@@ -44,7 +44,7 @@ BETWEEN_RUNNERS = (SequencePhase.RECEIVE, SequencePhase.SEND)
 
 
 class Sequence:
-    """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
+    """An admitted request, owned by the request pool. `owner`: the session of its Start."""
 
     __slots__ = (
         "adjustments", "admitted", "arrived", "cached_tokens", "chain", "departed", "doublings", "early", "end_tokens",
@@ -237,7 +237,7 @@ class Sequence:
         self._enter(SequencePhase.SEND, *RUNNING, SequencePhase.PAUSED)
 
     def _enter(self, phase: SequencePhase, *allowed: SequencePhase) -> None:
-        """Enter a phase from one of others, in no batch in flight."""
+        """Enter a phase from an allowed phase, with no batch in flight."""
         assert self.phase in allowed, self.phase
         assert not self.in_flight, self.key
         self.phase = phase
@@ -251,7 +251,7 @@ class Sequence:
 
 
 def check_sequence(sequence: Sequence) -> None:
-    """Check what holds between two iterations, whatever happened."""
+    """Check the invariants between two iterations, valid after every event."""
     assert not sequence.early, sequence.early
     assert 0 <= sequence.in_kv <= len(sequence.tokens), (sequence.in_kv, len(sequence.tokens))
     assert sequence.base_len <= len(sequence.tokens) <= max(sequence.max_len, sequence.base_len)

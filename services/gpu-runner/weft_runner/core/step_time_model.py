@@ -116,7 +116,7 @@ class StepTimeEstimator:
         return decode_ms + prompt_ms + guesses_ms
 
     def tokens_within(self, target_ms: float, rows: int, keys: int, prompt_tokens: int, max_tokens: int) -> int:
-        """Prompt tokens beyond those that such a step has time for: whole tiles, or what is less than one."""
+        """Return the prompt tokens within the time of the step: whole tiles, or a remainder below one tile."""
         left_ms = target_ms - self.step_ms(rows, keys, prompt_tokens)
         fit = min(max_tokens, int(max(0.0, left_ms) / (self.prompt * self.model.token_ms)))
         return fit // TILE * TILE or fit
@@ -135,7 +135,7 @@ class StepTimeEstimator:
 
 
 class Lateness:
-    """Excess of the last steps' times over what was expected. One owner.
+    """Excess of the last steps' times over the expected times.
 
     A sum and no factor: what else runs on the machine takes its time from a step of one row as from one of many.
     """
@@ -151,7 +151,7 @@ class Lateness:
 
 
 def _correction(measured_ms: float, expected_ms: float) -> float:
-    """Return what to multiply a factor with: a part of the relative error, which one step cannot make large."""
+    """Return the factor's correction: a part of the relative error, bounded for a single step."""
     if expected_ms <= 0.0:
         return 1.0
     ratio = min(max(measured_ms / expected_ms, 1.0 / STEP_MOST), STEP_MOST)

@@ -37,7 +37,7 @@ class GrammarState(Protocol):
         ...
 
     def add(self, *tokens: int) -> None:
-        """Note that the answer has these tokens more; returns at once."""
+        """Record further tokens of the answer. Returns at once."""
         ...
 
     def fill(
@@ -74,7 +74,7 @@ class TokenMask:
 
     @property
     def quick(self) -> bool:
-        """The step behind one that samples its next token may have its row, too."""
+        """Whether the row may be in the step directly after the step that samples its next token."""
         return self.grammar is None or self.grammar.quick
 
     @property
@@ -88,7 +88,7 @@ class TokenMask:
         return () if self.grammar is None else self.grammar.forced
 
     def add(self, *tokens: int) -> None:
-        """Note that the answer has these tokens more."""
+        """Record further tokens of the answer."""
         if self.grammar is not None:
             self.grammar.add(*tokens)
 

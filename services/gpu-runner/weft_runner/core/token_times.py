@@ -69,7 +69,7 @@ class TokenTimes:
         return GapCounts(tuple(self._counts), self._sum_s)
 
     def note_scheduled(self, sequences: "Iterable[Sequence]", now: float) -> None:
-        """Note that sequences are in a batch of other rows than the one before."""
+        """Record that sequences are in a batch with different rows than the previous batch."""
         for sequence in sequences:
             if sequence.times.scheduled_at is None:
                 sequence.times.scheduled_at = now

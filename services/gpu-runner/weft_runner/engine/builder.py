@@ -48,7 +48,7 @@ class BuiltStep:
 
     @property
     def waits(self) -> bool:
-        """What some rows may sample depends on tokens that are not known yet."""
+        """Whether some rows sample with tokens that are still unknown."""
         return any(not s.is_steady(1) for s in self.unseen)
 
     def draws(self) -> list[SamplingArgs]:
@@ -74,7 +74,7 @@ class BuiltStep:
         return draws
 
     def guessed(self) -> list["Guessed"]:
-        """The rows whose guesses are to be checked one after the other: what may come depends on those before."""
+        """The rows with guesses to check one after another, since each depends on the earlier guesses."""
         guesses, at = list[Guessed](), 0
         for of_batch, row, s in zip(self.batch.rows, self.step.rows, self.sequences, strict=True):
             if of_batch.drafted and not s.is_steady(row.scored):
@@ -97,7 +97,7 @@ class BuiltStep:
         return draws
 
     def by_key(self, results: Sequence[SampledToken | None]) -> StepResults:
-        """What rows sampled, and why those that have no token failed."""
+        """The sampled tokens of rows, and the failures of rows without a token."""
         if self.scores:
             return self._scored(iter(results))
         tokens = {s.key: token for s, token in zip(self.sampled, results, strict=True) if token is not None}
@@ -150,7 +150,7 @@ class Guessed(NamedTuple):
 
 
 def _checked(drafted: tuple[int, ...], results: list[SampledToken | None]) -> list[SampledToken]:
-    """Return the guesses that are what was sampled, and the token behind them; nothing where not even one was sampled.
+    """Return the right guesses and the token after them, or nothing if no token was sampled.
 
     What is missing behind the first is found again by the next step, or fails there.
     """

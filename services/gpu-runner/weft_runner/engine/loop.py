@@ -170,7 +170,7 @@ class StepLoop:
         return _launched((step, built, logits, handle, tokens, began_s))
 
     def _launch_behind(self, follows: AsyncExecutor, present: LaunchedStep) -> None:
-        """Launch the step behind a present one, unless it has to wait for that one."""
+        """Launch the next step after the present step, unless it must wait for it."""
         step, built = present.step, present.built
         may_follow = self._runner.may_repeat(step) and follows.can_follow(built.step)
         if may_follow and (once_more := self._builder.advance_speculatively(built)) is not None:
@@ -214,7 +214,7 @@ def sample_step(executor: Executor, logits: Rows, built: BuiltStep) -> list[Samp
 def run_alone(
     step: RunStep, pool: RequestPool, builder: StepBuilder, executor: Executor, reports: LayerReports
 ) -> StepResults:
-    """Run each row of a step that failed alone, so that one which cannot be computed ends no other sequence.
+    """Run each row of a failed step separately, so that a row that cannot be computed ends only its sequence.
 
     Rows whose sequences are gone are left out; those that fail again are failures. Raises ExecutorLost.
     """

@@ -147,14 +147,14 @@ class Adapter:
         self.used = now
 
     def overtake(self, times: int) -> None:
-        """Count sequences of other adapters that joined before its own."""
+        """Count sequences of different adapters that joined before the adapter's sequences."""
         self.overtaken += times
 
     def weigh(self, value: float) -> None:
         self.value = value
 
     def take_slot(self, slot: int, pages: tuple[int, ...]) -> None:
-        """Load into that slot and these pages."""
+        """Load the adapter into this slot and these pages."""
         self.advance(LoadState.LOADING)
         self.slot, self.pages = slot, pages
 
@@ -184,7 +184,7 @@ class Adapter:
 
 
 def check_adapter(adapter: Adapter) -> None:
-    """Check what holds for any adapter, whatever has happened."""
+    """Check the invariants of an adapter, valid after every event."""
     assert (adapter.slot is not None) == (adapter.resident or adapter.state is LoadState.LOADING), adapter
     assert adapter.running >= 0, adapter
     assert adapter.waiting >= 0, adapter

@@ -86,7 +86,7 @@ class KnownAdapters:
             self._slots.update(adapter)
 
     def missing_pinned(self) -> list[str]:
-        """List the protected adapters that are not on the device, but for those whose artifacts are wrong."""
+        """List the protected adapters missing on the device, except adapters with damaged artifacts."""
         return [a.digest for a in self.protected if not a.resident and not a.permanent_failure]
 
     def take_forgotten(self) -> list[Adapter]:

@@ -14,7 +14,7 @@ from weft_runner.core.host_cache import HostCache
 
 
 class LoadQueue:
-    """One owner: the adapter manager. `actions` takes the orders that follow.
+    """The queue of loads, owned by the adapter manager. `actions` receives the resulting orders.
 
     `keep_copies`: a load leaves a copy in host memory, so that the next one is short. Where the device's memory is this
     machine's, the system's cache holds the file's pages already, and only adapters of tier Host have a copy.
@@ -36,7 +36,7 @@ class LoadQueue:
             self.adapters[adapter.digest] = adapter
 
     def keep(self, missing: list[str]) -> None:
-        """Drop adapters that no sequence waits for any more, but for those pinned ones that are missing."""
+        """Drop adapters without waiting sequences, except `missing` pinned adapters."""
         self.adapters = {d: a for d, a in self.adapters.items() if a.waiting or d in missing}
 
     def owe_pages(self, *, owed: bool) -> None:
@@ -44,7 +44,7 @@ class LoadQueue:
         self._page_debt = owed
 
     def overtake(self) -> None:
-        """Count a sequence of a resident adapter that has joined before those that wait."""
+        """Count a sequence of a resident adapter that joined before the waiting sequences."""
         for adapter in self.adapters.values():
             adapter.overtake(self._is_ready(adapter))
 
@@ -62,7 +62,7 @@ class LoadQueue:
 
     @property
     def pages(self) -> int:
-        """The pages that adapters which are ready for a slot wait for."""
+        """The pages needed by adapters ready for a slot."""
         queued = (a for a in self.adapters.values() if a.slot is None and self._is_ready(a))
         return sum(map(self._slots.pages_needed, queued))
 
@@ -82,7 +82,7 @@ class LoadQueue:
         self._actions.append(Fetch(adapter.digest, to_host, urgent, measure=self._is_unmeasured(adapter)))
 
     def assign_slots(self) -> None:
-        """Give slots in order: no adapter that is ready gets one before one that came earlier and is ready."""
+        """Give slots in order: among ready adapters the earlier adapter gets its slot first."""
         blocked = False
         for adapter in list(self.adapters.values()):
             if self._needs_fetch(adapter) and not adapter.in_transfer:
@@ -97,7 +97,8 @@ class LoadQueue:
                 self._load(adapter)
 
     def force_evict_pinned(self) -> bool:
-        """Let the first that sequences wait for evict pinned ones, where nothing runs or loads. False: too little.
+        """Let the first adapter with waiting sequences evict pinned adapters, if nothing runs or loads. Return False if
+        the room is too small.
 
         `reconcile` follows.
         """

@@ -187,12 +187,13 @@ class AdapterManager:
         return self.slots.pages_needed(adapter) if adapter.size_known or announced else 0
 
     def pages_to_load(self, digests: Iterable[str]) -> int:
-        """Count the pages that those of these which are not on the device take there."""
+        """Count the pages needed to load the missing adapters of `digests` to the device."""
         adapters = (a for a in map(self.adapters.get, digests) if a is not None and a.slot is None)
         return sum(map(self.slots.pages_needed, adapters))
 
     def free_pages(self, digest: str = "", *, alone: bool = False) -> int:
-        """Count what a new sequence of that adapter can have: free and evictable pages, less what the queue waits for.
+        """Count the pages for a new sequence of the adapter: free and evictable pages, minus the pages needed by the
+        queue.
 
         `alone`: no other sequence is here, so that pinned adapters are evictable and nothing waits.
         """

@@ -42,7 +42,7 @@ class AdapterSlots:
 
     @property
     def max_pages(self) -> int:
-        """The pages that one adapter may hold."""
+        """The maximum number of pages of one adapter."""
         max_pages = self.pages.total_pages - max(1, self.pages.total_pages // KV_SHARE)
         return max_pages if self.pages.most_adapter_pages is None else min(max_pages, self.pages.most_adapter_pages)
 
@@ -82,13 +82,13 @@ class AdapterSlots:
             self._unused_pages[adapter.protected] += n_pages
 
     def evictable_pages(self, except_for: str = "", *, pinned_too: bool = False) -> int:
-        """Count the pages that unused adapters hold, but for that one."""
+        """Count the pages of unused adapters, except for `except_for`."""
         n_pages = self._unused_pages[False] + (self._unused_pages[True] if pinned_too else 0)
         _, protected, own_pages = self._unused.get(except_for, (None, False, 0))
         return n_pages if protected and not pinned_too else n_pages - own_pages
 
     def on_use(self, adapter: Adapter) -> None:
-        """Raise its value to that of one that was loaded now."""
+        """Raise the adapter's value to the value of a newly loaded adapter."""
         adapter.weigh(self._clock + adapter.load_cost / max(1, len(adapter.pages)))
 
     def assign(self, adapter: Adapter, *, pinned_too: bool = False) -> bool:
@@ -136,7 +136,7 @@ class AdapterSlots:
         self.mark_changed(adapter)
 
     def check(self) -> None:
-        """Check that a slot has one adapter with exactly its pages, and that counts are true."""
+        """Check that each slot has one adapter with exactly its pages, and that the counts are right."""
         slots = self.by_slot
         assert len(slots) <= self.slots, slots
         assert all(0 <= slot < self.slots and adapter.slot == slot for slot, adapter in slots.items())

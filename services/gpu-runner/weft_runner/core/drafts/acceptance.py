@@ -48,7 +48,7 @@ def weigh(tokens: Sequence[int], classes: Sequence[int], shares: Sequence[float]
 
 
 def weigh_alike(tokens: Sequence[int], token: int, shares: Sequence[float]) -> Draft:
-    """Make a draft of guesses that are all of one class."""
+    """Make a draft with guesses of a single class."""
     return weigh(tokens, (token,) * len(tokens), shares)
 
 
@@ -66,7 +66,7 @@ class Acceptance:
         self._accepted = [PRIOR_GUESSES * prior for prior in self.shares]
 
     def learn(self, draft: Draft, n_right: int, *, checked: bool) -> None:
-        """Count the first guesses of a draft as right, and the one behind them as wrong where it was checked."""
+        """Count the first `n_right` guesses of a draft as right, and the next guess as wrong if it was checked."""
         for at in range(n_right + checked):
             token_class = draft.classes[at]
             if self._tried[token_class] >= MAX_GUESSES:

@@ -36,7 +36,7 @@ class CallerDraft:
         return weigh(guesses, (first, *[SUREST] * (len(guesses) - 1)), shares)
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that are new."""
+        """Read the new tokens of the answer."""
         draft_tokens = self._tokens
         for token in tokens[self._seen :]:
             if self._lost:
@@ -74,7 +74,7 @@ class CallerDraft:
             yield first
 
     def _match(self, place: int, tail: Sequence[int]) -> int:
-        """Count the tokens before a place that are the answer's last ones."""
+        """Count the tokens before `place` that equal the last tokens of the answer."""
         context = self._tokens[max(0, place - len(tail)) : place]
         pairs = zip(reversed(context), reversed(tail), strict=False)
         return next((count for count, (left, right) in enumerate(pairs) if left != right), min(len(context), len(tail)))

@@ -55,7 +55,7 @@ class DraftFigures(NamedTuple):
 
 @dataclass(slots=True)
 class _Own:
-    """The prompt and answer of a sequence as one text, beside its adapter's."""
+    """The prompt and answer of a sequence as one text, and the text of its adapter."""
 
     answers: AdapterText
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
@@ -149,7 +149,7 @@ class Drafter:
             self._caller_drafts[sequence.key] = CallerDraft(sequence.start.draft, len(sequence.start.prompt))
 
     def learn(self, row: Row, sampled: Sequence[int]) -> DraftUse | None:
-        """Take what a row with a draft sampled: leading guesses that were right, and one token more.
+        """Learn from the samples of a row with a draft: the leading right guesses and one more token.
 
         Return how the draft of its caller fared; None: it had another one.
         """
@@ -225,14 +225,14 @@ class Drafter:
 
 
 def _await_forced(sequences: Sequence[PoolSequence], most_s: float) -> None:
-    """Wait until it is known what grammars leave no choice about behind these answers, `most_s` at most."""
+    """Wait at most `most_s` for the tokens forced by grammars after these answers."""
     masks = [sequence.mask.grammar for sequence in sequences if sequence.mask is not None]
     if grammars := [grammar for grammar in masks if grammar is not None]:
         grammars[0].await_forced(grammars, most_s)
 
 
 def _allowed_draft(sequence: PoolSequence, draft: Draft) -> Draft:
-    """Cut a draft before a token that would end the answer, behind which nothing is wanted."""
+    """Cut a draft before a token that would end the answer."""
     if sequence.end_tokens.isdisjoint(draft.tokens):
         return draft
     end = next(at for at, token in enumerate(draft.tokens) if token in sequence.end_tokens)

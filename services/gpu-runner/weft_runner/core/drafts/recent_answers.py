@@ -29,7 +29,7 @@ def text_key(start: Start) -> TextKey:
 
 @dataclass(slots=True)
 class AdapterText:
-    """Answers of one adapter in one namespace, each with END behind it, and how its drafts have fared.
+    """Answers of one adapter in one namespace, each followed by END, and the success of its drafts.
 
     `from_answers`: drafts from these answers; `from_own`: those from a request's own prompt and answer; `from_grammar`:
     those of what has to follow; `from_caller`: those that callers gave. `due`: the step of the next search for its
@@ -46,7 +46,7 @@ class AdapterText:
     pause: int = 0
 
     def rest(self, step: int, *, was_found: bool, max_steps: int) -> None:
-        """Search at every step where that has found what pays for one of its rows, else half as often as before."""
+        """Search at every step after a useful draft, otherwise half as often as before."""
         if was_found:
             self.pause, self.due = 0, step + 1
         elif self.due <= step:  # not for another row already
@@ -72,7 +72,7 @@ class RecentAnswers:
         return len(self._texts)
 
     def use(self, key: TextKey, now: float) -> AdapterText:
-        """Return a text, an empty one where there is none, and forget those that are too old."""
+        """Return the text, by default an empty text, and forget texts that are too old."""
         while self._texts and now - next(iter(self._texts.values())).used_at > self._max_age_s:
             self._drop_oldest()
         if (text := self._texts.get(key)) is None:

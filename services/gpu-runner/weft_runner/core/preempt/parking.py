@@ -34,7 +34,7 @@ class Parked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeferredStart:
-    """A Start that waits until the KV of those `leaving` is in host memory. `n_pages`: what it reserves."""
+    """A Start that waits until the KV of the `leaving` sequences is in host memory. `n_pages`: its reservation."""
 
     start: Start
     owner: Peer
@@ -60,7 +60,7 @@ class SequenceParking:
     # ---- questions
 
     def places_taken(self, now: float) -> int:
-        """Count the sequences that have a place: all but those that are parked, and may be yet."""
+        """Count the sequences with a place: all sequences except sequences that may stay parked at `now`."""
         return (
             len(self._sequences) + len(self.deferred) - sum(now < parked.resume_at for parked in self.parked.values())
         )
@@ -113,7 +113,7 @@ class SequenceParking:
         return tuple(copied)
 
     def defer(self, deferred: DeferredStart) -> None:
-        """Admit a Start once those that leave for it are in host memory."""
+        """Admit a Start once the leaving sequences are in host memory."""
         self.deferred[deferred.start.request_id] = deferred
 
     def withdraw(self, request_id: str) -> None:
@@ -121,7 +121,7 @@ class SequenceParking:
         self.deferred.pop(request_id, None)
 
     def serve(self, now: float) -> None:
-        """Give what has come free to deferred Starts, then to those that are parked, the longest parked first."""
+        """Give free pages to deferred Starts, then to parked sequences, the longest parked first."""
         for request_id in [*self.deferred]:
             deferred = self.deferred.get(request_id)  # admitting one serves others
             if deferred is not None and not any(self._is_leaving(key) for key in deferred.leaving):
@@ -131,7 +131,7 @@ class SequenceParking:
             self._unpark(self._sequences[key], now)
 
     def expire(self, now: float) -> None:
-        """Admit nobody new before those run whose time is over."""
+        """Admit new sequences only after parked sequences at the end of their time."""
         for key, parked in self.parked.items():
             if now >= parked.resume_at:
                 self._pages.mark(key)
@@ -139,7 +139,7 @@ class SequenceParking:
                 self._timers.set_earlier(("parked",), parked.resume_at)
 
     def forget(self, sequence: Sequence) -> None:
-        """Forget a sequence that is over."""
+        """Forget an ended sequence."""
         self.parked.pop(sequence.key, None)
         self._spent_s.pop(sequence.key, None)
 
@@ -197,7 +197,7 @@ class SequenceParking:
 
 
 def check_parking(parking: SequenceParking) -> None:
-    """Check that who is parked is here, and that each deferred Start waits for a copy that is under way."""
+    """Check that parked sequences are present, and that each deferred Start waits for a running copy."""
     sequences = parking._sequences  # pyright: ignore[reportPrivateUsage]
     assert parking.parked.keys() <= sequences.keys(), parking.parked
     assert parking._spent_s.keys() <= sequences.keys(), parking._spent_s  # pyright: ignore[reportPrivateUsage]

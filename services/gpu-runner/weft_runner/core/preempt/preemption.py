@@ -40,7 +40,7 @@ class Preemptor:
         self.preemptions, self.stalled_s = 0, 0.0
 
     def stand_still(self, seconds: float) -> None:
-        """Count the time that passes for those that are paused, swapped or parked."""
+        """Add elapsed time to paused, swapped and parked sequences."""
         swapped_out = {key for key, swap in self._swapping.swap.by_key.items() if not swap.is_new}
         self.stalled_s += len(swapped_out | self._reservations.paused.keys() | self.parking.parked.keys()) * seconds
 
@@ -53,7 +53,7 @@ class Preemptor:
         return self._reservations.paused if self.stuck else {}
 
     def before_step(self, depth: int, *, overrun: bool) -> None:
-        """Free pages for those that are paused. `overrun`: one of them was not before; `depth`: as `schedule`."""
+        """Free pages for paused sequences. `overrun`: a sequence was paused now; `depth`: as in `schedule`."""
         overrun, self.stuck = overrun or not self.stuck, depth > 1 or not self._swap_out()
         if overrun and self.stuck:
             self._timers.set(REPORT, 0.0)
@@ -110,7 +110,8 @@ class Preemptor:
 
 
 def select_victim(here: Sequence[PoolSequence], paused: Iterable[PoolSequence]) -> PoolSequence:
-    """Choose who leaves: of the lowest priority a paused one that is to leave first, else the latest arrival.
+    """Choose the victim: within the lowest priority a paused sequence marked to leave first, or else the latest
+    arrival.
 
     One that was swapped often, or is to stay, leaves only where all of them are such.
     """

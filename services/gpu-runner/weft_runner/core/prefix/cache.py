@@ -86,7 +86,7 @@ class PrefixCache:
         return pages
 
     def name(self, page: int, name: bytes, adapter: str) -> None:
-        """The page is full. Where another one has that name already, this one stays its holder's alone."""
+        """Name a full page. If the name exists, the page stays private to its holder."""
         if name not in self._page_of:
             self._page_of[name], self._named[page] = page, (name, adapter)
             if name in self._evicted:
@@ -143,7 +143,9 @@ class PrefixCache:
 
 
 def check_prefixes(cache: PrefixCache) -> None:
-    """One name a page and one page a name; what is reusable has a name; what is to be copied may be."""
+    """Check that names and pages correspond one to one, that reusable pages have a name, and that pages to copy can be
+    copied.
+    """
     pages, names = cache._page_of, cache._named  # pyright: ignore[reportPrivateUsage]
     assert pages == {name: page for page, (name, _) in names.items()}, "a name and its page disagree"
     assert set(cache) <= set(names), "a reusable page without a name"

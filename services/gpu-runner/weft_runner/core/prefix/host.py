@@ -28,7 +28,7 @@ class HostPrefixes:
         return name in self._host.cached
 
     def __len__(self) -> int:
-        """Pages in host memory, on their way there or complete, beside those that sequences are waiting for."""
+        """Pages in host memory, complete or in copy, except pages with waiting sequences."""
         return len(self._host.cached)
 
     def _discard(self, name: bytes) -> None:
@@ -36,7 +36,7 @@ class HostPrefixes:
             self._host.drop_page(page)
 
     def find(self, names: Iterable[bytes]) -> list[CachedPage]:
-        """The longest run of names, from the first one, that is there."""
+        """Find the longest run of present names from the first name on."""
         pages: list[CachedPage] = []
         for name in names:
             if (page := self._host.cached.get(name)) is None or page.number:
@@ -68,7 +68,7 @@ class HostPrefixes:
             self._effects.append(SwapOut(number, tuple(pages), tuple(cached.host for cached in pages.values())))
 
     def on_copied(self, number: int) -> None:
-        """Note that a copy is complete, if it is one of these and was not dropped."""
+        """Record a complete copy, if it is known here and not dropped."""
         pages = self.saves.pop(number, {})
         self._prefixes.end_saving(pages)
         for cached in pages.values():
@@ -76,7 +76,7 @@ class HostPrefixes:
         self.out_bytes += len(pages) * self._swap.page_bytes
 
     def on_failed(self, number: int) -> None:
-        """Drop what a copy that ended early was to bring."""
+        """Drop the pages of a failed copy."""
         for cached in list(self.saves.get(number, {}).values())[:1]:
             self._host.drop_page(cached)
 

@@ -49,7 +49,7 @@ class PrefixReuse:
         return islice(chain.extend(text, max_pages), at, max_pages)
 
     def admit(self, sequence: Sequence, shared: list[int]) -> None:
-        """Count what a sequence that is admitted with these pages need not compute."""
+        """Count the tokens that an admitted sequence need not compute with these pages."""
         if sequence.chain is not None and sequence.start.kv_from is None:
             self.queried += len(sequence.tokens)
         self._reused(sequence, len(shared))
@@ -59,7 +59,7 @@ class PrefixReuse:
         self.host_tokens += n_tokens
 
     def before_step(self, sequence: Sequence) -> None:
-        """Read what other sequences have computed since, before computing it once more."""
+        """Read pages computed by other sequences since, before computing them again."""
         at, rest = divmod(sequence.in_kv, self._pages.page_tokens)
         if not rest and (shared := self.find(sequence.chain, sequence.tokens, at)):
             self._pages.share(sequence.key, shared)

@@ -60,7 +60,7 @@ class Reservations:
         self._granted.extend(pages)
 
     def drop_granted(self, pages: list[int]) -> None:
-        """Forget pages that are copied to as a whole: clearing one before the next step would take what is copied."""
+        """Forget granted pages that a copy fills completely: clearing them before the next step would destroy the copy."""
         if self._granted:
             dropped = {*pages}
             self._granted = [page for page in self._granted if page not in dropped]
@@ -83,7 +83,7 @@ class Reservations:
         return grown
 
     def serve_paused(self, sequences: Mapping[str, Sequence]) -> None:
-        """What is free goes to interactive ones, then to those who have waited longest."""
+        """Give free pages to interactive sequences, then to the longest waiting sequences."""
         for key, pages in sorted(self.paused.items(), key=lambda entry: sequences[entry[0]].start.priority):
             if not self._grant(key, pages):
                 return

@@ -53,7 +53,7 @@ class Swapping:
         return True
 
     def owed_pages(self, priority: Priority = Priority.INTERACTIVE) -> int:
-        """What sequences in host memory, and adapters that went with them, want before any newcomer of that priority.
+        """Pages owed to sequences in host memory and their adapters, before a new sequence of this priority.
 
         Batch ones wait until no interactive newcomer takes their pages.
         They come back as soon as they fit, so no newcomer is admitted while one is out, though it would fit (as in
@@ -85,7 +85,7 @@ class Swapping:
         return True
 
     def bring_back_parked(self, key: str) -> bool:
-        """Bring one that is parked back, where its pages are free and nobody else is owed them. True: it comes."""
+        """Bring a parked sequence back, if its pages are free and not owed to others. Return True if it returns."""
         swap = self.swap.by_key[key]
         if self._reservations.paused or self.swap.returning() or not self._bring_back(swap, pinned_too=False):
             return False
@@ -102,7 +102,7 @@ class Swapping:
         return begun
 
     def remove(self, sequence: Sequence) -> None:
-        """Let those that waited for its copy read what it has brought, or compute it."""
+        """Let sequences waiting for the copy read its pages, or compute them."""
         for waiting_copy in self.swap.forget(sequence.key):
             self._resume(waiting_copy)
 
@@ -127,7 +127,7 @@ class Swapping:
         return None if swap is None else swap.sequence
 
     def adapter_there(self, sequence: Sequence) -> None:
-        """Note that the adapter of one that comes back is on the device."""
+        """Record that the adapter of a returning sequence is on the device."""
         swap = self.swap.by_key[sequence.key]
         swap.bring_adapter()
         self._resume(swap)

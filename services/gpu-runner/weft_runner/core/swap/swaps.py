@@ -38,11 +38,11 @@ class SwappedKv:
         return not self.wanted_pages
 
     def bring_adapter(self) -> None:
-        """Note that its adapter is on the device, or that it has none."""
+        """Record that the sequence's adapter is on the device, or that it has no adapter."""
         self.adapter_there = True
 
     def unpark(self) -> None:
-        """Let it come back like those that had to leave."""
+        """Let the sequence return like preempted sequences."""
         self.parked = False
 
 
@@ -121,7 +121,7 @@ class KvSwap:
         self._wait(SwappedKv(sequence, self.next_number(), (), 0, waits_for=number))
 
     def copy_ms(self, n_pages: int) -> float:
-        """Say what copying n pages is expected to take, one way."""
+        """Return the expected time of copying n pages in one direction."""
         return 1e3 * n_pages * self.page_bytes / self.bytes_per_s
 
     def next_number(self) -> int:
@@ -129,7 +129,7 @@ class KvSwap:
         return self._numbers
 
     def next_hosts(self, pages: list[int]) -> tuple[int, ...]:
-        """Numbers of host pages, one for each of these."""
+        """Return the numbers of host pages, one for each page."""
         self._hosts += len(pages)
         return tuple(range(self._hosts - len(pages) + 1, self._hosts + 1))
 
@@ -191,7 +191,7 @@ def _copies(swap: SwappedKv) -> bool:
 
 
 def check_swap(swap: KvSwap) -> None:
-    """What is in host memory is a living sequence's, and accounted for; who waits for another's copy waits for one."""
+    """Check that KV in host memory belongs to live sequences and is accounted for, and that waited-for copies exist."""
     assert swap._host.kv_bytes == swap.host_pages * swap.page_bytes, swap.by_key  # pyright: ignore[reportPrivateUsage]
     arriving = {page.name: waiting.number for waiting in swap.by_key.values() for page in waiting.cached}
     assert swap.arriving == arriving, "a page is on its way for nobody"

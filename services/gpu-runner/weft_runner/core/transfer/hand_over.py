@@ -73,7 +73,7 @@ class HandOver:
         self.leave(sequence, now)
 
     def freeze_again(self, now: float) -> None:
-        """Freeze what waited for a batch in flight: one is complete."""
+        """Freeze sequences that waited for a batch in flight: a batch is complete."""
         freezing, self.freezing = self.freezing, []
         for freeze, owner in freezing:
             self.freeze(freeze, owner, now)
@@ -102,7 +102,7 @@ class HandOver:
                 pass  # of a newer version
 
     def on_stream_closed(self, peer: Peer, reason: str) -> None:
-        """End what was on its way on that stream."""
+        """End the transfers of a closed stream."""
         outgoing, incoming = self.kv.closed(peer)
         for kv in outgoing:
             self._lose(kv, f"the stream to the other runner is over: {reason}")
@@ -137,7 +137,7 @@ class HandOver:
         self._send(outgoing)
 
     def _send(self, outgoing: OutgoingKv) -> None:
-        """Send its complete pages, once the other runner has accepted; behind the last ones the epoch's tokens."""
+        """Send complete pages once the receiver has accepted; after the last pages send the tokens of the epoch."""
         sequence, pages = outgoing.sequence, self._pages
         if not outgoing.accepted:
             return
@@ -169,7 +169,7 @@ class HandOver:
         self.kv.await_kv(IncomingKv(sequence, source, first, awaited, there))
 
     def adapter_there(self, sequence: Sequence) -> None:
-        """Note that the adapter of one that waits for KV is on the device."""
+        """Record that the adapter of a sequence waiting for KV is on the device."""
         if self.kv.arrived(sequence.key, adapter=True):
             self._go_on(sequence)
 

@@ -21,7 +21,7 @@ KvEvent = Connected | Received | Closed
 
 @dataclass(frozen=True, slots=True)
 class SendComplete:
-    """A KvComplete that each rank sends when its own pages are sent."""
+    """A KvComplete sent by each rank after its own pages."""
 
     peer: Peer
     complete: KvComplete
@@ -60,7 +60,7 @@ ShardEffect = KvAction | Send | ShardComplete | ShardLost
 
 
 def shard_runner(runner: RunnerId, rank: int) -> RunnerId:
-    """Return the RunnerId that a rank uses on its own streams."""
+    """Return the RunnerId of a rank on its streams."""
     return RunnerId(runner.uuid, f"{runner.incarnation}.{rank}")
 
 
@@ -215,7 +215,7 @@ class _Gathering:
 
 
 class ShardedTransfers:
-    """On rank 0: what its machine gets to see of the other ranks' parts. `others`: how many ranks these are."""
+    """On rank 0: the view of the other ranks' parts for the machine. `n_ranks`: their number."""
 
     def __init__(self, n_ranks: int) -> None:
         self._n_ranks = n_ranks
@@ -250,7 +250,8 @@ class ShardedTransfers:
         return ShardOrder(order, addresses)
 
     def event(self, event: KvEvent) -> KvEvent | None:
-        """Turn an event of rank 0's own streams into what the machine gets now. Other layouts than its own are refused.
+        """Turn an event of rank 0's streams into an event for the machine. Layouts that differ from its own are
+        refused.
 
         Another event's Closed: that stream breaks the contract, and has to be closed.
         """

@@ -158,7 +158,7 @@ class KvTransfers:
         self.timers.set(("transfer", kv.sequence.key), deadline)
 
     def find(self, peer: Peer, request_id: str, epoch: Epoch) -> OutgoingKv | None:
-        """Return what is offered or sent of that epoch to that peer."""
+        """Return the offered or running transfer of this epoch to this peer."""
         outgoing = self.outgoing.get(request_id)
         return outgoing if outgoing is not None and (outgoing.peer, outgoing.epoch) == (peer, epoch) else None
 
@@ -174,7 +174,9 @@ class KvTransfers:
             self._answer(*offered, kv)
 
     def offered(self, peer: Peer, offer: KvOffer, now: float, *, stale: bool) -> None:
-        """`stale`: that epoch was here already. One whose Start is on its way is answered when it comes."""
+        """Handle an offer. `stale`: the epoch was here already. An offer before its Start is answered when the Start
+        comes.
+        """
         incoming = self.incoming.get(offer.request_id)
         if incoming is not None and incoming.sequence.start.epoch == offer.epoch:
             self._answer(peer, offer, incoming)
