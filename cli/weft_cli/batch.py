@@ -29,7 +29,7 @@ Batch = dict[str, Any]
 
 
 class BatchApiClient:
-    """The batches of one caller at one gateway."""
+    """The batches of one caller at a gateway."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url, self._http = url, gateway_client(url, key)

@@ -25,7 +25,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Whom to ask, where, and how. `url` without `/v1`; what is None is the gateway's to choose."""
+    """The address, key, model and options of a chat. `url` has no `/v1`. The gateway chooses options that are None."""
 
     name: str
     url: str

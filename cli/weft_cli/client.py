@@ -142,7 +142,7 @@ def not_running(data_dir: Path) -> NotRunning:
 
 
 def quoted(root: str, *parts: str) -> str:
-    """Quote what a person typed as one part of the path, whatever is in it."""
+    """Quote typed text as a single part of the path."""
     return "/".join([root, *(quote(part, safe="", errors="surrogateescape") for part in parts)])
 
 

@@ -122,7 +122,7 @@ def describe_key(obj: Object, now: float) -> list[str]:
 
 
 def describe_runner(runner: RunnerRow) -> list[str]:
-    """Describe a runner: its room, and which adapters it has where."""
+    """Describe a runner: its capacity, and its adapters by tier."""
     facts = {
         "Runner": runner.called,
         "UUID": runner.uuid,

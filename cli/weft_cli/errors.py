@@ -9,7 +9,9 @@ CommandError            exit 1: it was understood and failed
 
 
 class CommandError(Exception):
-    """Says what failed, where, why and what to do. `hint` is the last of these, on a line of its own."""
+    """The failure of a command: the fault, its place and cause, and the remedy. `hint` is the remedy, on a separate
+    line.
+    """
 
     exit_code = 1
 

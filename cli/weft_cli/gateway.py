@@ -29,7 +29,7 @@ def gateway_client(url: str, key: str | None) -> httpx2.Client:
 
 @contextlib.contextmanager
 def link_errors(url: str) -> Generator[None]:
-    """Tell in one line what goes wrong on the way. Raises BadInput, GatewayGone."""
+    """Explain a failing connection in one line. Raises BadInput, GatewayGone."""
     try:
         yield
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
@@ -41,7 +41,7 @@ def link_errors(url: str) -> Generator[None]:
 
 
 def refusal_error(body: bytes, status: int, absent_hint: str) -> CommandError:
-    """Make the error of an answer that refuses; `absent_hint`: what to do where something is not there."""
+    """Make the error of a refusal. `absent_hint`: the remedy for a missing object."""
     message = refusal_of(body, status)
     match status:
         case 401:

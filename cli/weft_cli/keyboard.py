@@ -46,7 +46,7 @@ class Keyboard:
 
 
 def rest(seconds: float) -> None:
-    """Sleep in naps, so that Ctrl-C ends it within one, whenever it comes."""
+    """Sleep in naps, so that Ctrl-C ends it within one nap."""
     ends = time.monotonic() + seconds
     while (left := ends - time.monotonic()) > 0:
         time.sleep(min(left, NAP_S))

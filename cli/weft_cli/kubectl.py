@@ -24,7 +24,7 @@ INSTALL_HINT = "commands on a cluster need kubectl on the PATH: https://kubernet
 
 
 class Kubectl:
-    """kubectl for one context. Every method raises CommandError, with kubectl's own words."""
+    """kubectl for one context. Every method raises CommandError with kubectl's message."""
 
     def __init__(self, context: str | None, kubeconfig: Path | None) -> None:
         path = shutil.which("kubectl")
@@ -41,7 +41,7 @@ class Kubectl:
         return done.stdout
 
     def show(self, *arguments: str) -> int:
-        """Run a command whose output is this command's own; returns its exit code."""
+        """Run a command with its output shown here. Return its exit code."""
         return subprocess.run([*self._command, *arguments], check=False).returncode  # noqa: S603
 
     @contextmanager
@@ -107,7 +107,7 @@ def _end(child: "subprocess.Popen[str]") -> None:
 
 
 def _tied() -> list[str]:
-    """Make a command line whose process ends with this one also where that is killed, on Linux."""
+    """Make a command line whose process ends with this process, even after a kill, on Linux."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 

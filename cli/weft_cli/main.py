@@ -290,7 +290,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on printing what is written.")] = False,
     tail: Annotated[int, typer.Option(min=-1, help="Lines to begin with; -1: all that is kept.")] = 100,
 ) -> None:
-    """Show what a component writes: `weft logs gateway --follow`."""
+    """Show the log of a component: `weft logs gateway --follow`."""
     stack.show_logs(component, None if tail < 0 else tail, follow=follow)
 
 
@@ -488,7 +488,7 @@ def describe(
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Show everything about one object: conditions, what to do, where runners have it."""
+    """Show everything about one object: conditions, remedies, runners and tiers."""
     from weft_cli.objects import describe as run
 
     run(stack.api, lambda: stack.supervisor(address, tls_dir), plural(kind), name, stack.namespace(namespace))
@@ -681,7 +681,7 @@ def _not_installed(name: str) -> CommandError:
 
 
 def _usage(error: Exception) -> int | None:
-    """click's own errors: what is wrong with the command line."""
+    """Print click's errors: faults of the command line."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if show is None or code is None:
         return None

@@ -21,7 +21,7 @@ RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "
 
 
 def load_manifests(paths: Sequence[Path], done: str = "applied", *, defaults: bool = True) -> list[Object]:
-    """Load every object of these files and folders; `-` is standard input, which has to bring one.
+    """Load every object of these files and folders. `-` is standard input, with at least one object.
 
     `done`: the word for what was not done. `defaults`: with those of what is not written. Raises BadInput with every
     problem.
@@ -44,7 +44,7 @@ def load_manifests(paths: Sequence[Path], done: str = "applied", *, defaults: bo
 
 
 def apply(api: ObjectApi, paths: Sequence[Path]) -> None:
-    """Apply each object in order; one that is refused does not keep the others from being applied."""
+    """Apply each object in order. A refused object does not stop the next objects."""
     objects, refused = load_manifests(paths), list[CommandError]()
     for obj, result in zip(objects, api.apply(objects), strict=True):
         if isinstance(result, CommandError):
@@ -76,7 +76,7 @@ def get(api: ObjectApi, kind: str, name: str | None, namespace: str | None, form
 def describe(
     api: ObjectApi, supervisor: Callable[[], "SupervisorClient"], kind: str, name: str, namespace: str
 ) -> None:
-    """Describe everything that is known of one object. Who may not ask the supervisor sees the object all the same."""
+    """Describe one object. Without access to the supervisor the description has only the object."""
     from weft_cli.describe import describe_adapter, describe_key, describe_pool, describe_runner
     from weft_cli.runners import RunnerRow, list_runners
 
@@ -100,7 +100,7 @@ def describe(
 
 
 def delete(api: ObjectApi, objects: Sequence[Object], hint: str = "") -> None:
-    """Try to delete each object, of which kind, namespace and name count. `hint`: for one that is not there."""
+    """Delete each object, by kind, namespace and name. `hint`: the remedy for a missing object."""
     failures: list[CommandError] = []
     for obj, result in zip(objects, api.delete(objects), strict=True):
         if isinstance(result, CommandError):
@@ -113,7 +113,7 @@ def delete(api: ObjectApi, objects: Sequence[Object], hint: str = "") -> None:
 
 
 def to_delete(paths: Sequence[Path]) -> list[Object]:
-    """List the objects of these manifests, adapters before the pools that serve them."""
+    """List the objects of these manifests, adapters before their pools."""
     return sorted(load_manifests(paths, "deleted"), key=lambda obj: obj["kind"] == "ServingPool")
 
 

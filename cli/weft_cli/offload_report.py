@@ -101,7 +101,7 @@ def _rank(search: PolicySearch, plan: OffloadPlan) -> list[str]:
 
 
 def _bound(search: PolicySearch, plan: OffloadPlan) -> str:
-    """Name what bounds the plan: of disk and compute, the one that alone takes longer."""
+    """Name the bound of the plan: disk or compute, whichever takes longer."""
     predicted = plan.predicted
     disk_s = predicted.prompt.disk_read_s + (search.work.output - 1) * predicted.token.disk_read_s
     return "disk" if disk_s >= predicted.bound_s * (1 - 1e-9) else "compute"

@@ -125,7 +125,7 @@ _ORIGIN = re.compile(r"\*|https?://[^/ ]+")
 
 
 class LogLevel(StrEnum):
-    """What every component takes as `--log-level`."""
+    """Values of `--log-level`, accepted by every component."""
 
     DEBUG = "DEBUG"
     INFO = "INFO"
@@ -171,7 +171,7 @@ def running_data_dir(data_dir: Path | None) -> Path:
 
 
 def on_stack(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command a Stack, as its parameter `stack`, and the options that say where that is."""
+    """Give a command the parameter `stack`, and the options for the place of the stack."""
     signature = inspect.signature(command)
     parameters = [parameter for name, parameter in signature.parameters.items() if name != "stack"]
     location = list(inspect.signature(located).parameters.values())

@@ -49,7 +49,7 @@ def _dumped(value: Any, form: str, *, as_it_is: bool) -> str:
 
 
 def _safe(text: str) -> str:
-    """Escape what tenants wrote, which comes to an operator's terminal, where an escape code would be a command."""
+    """Escape text of tenants, because escape codes are commands in an operator's terminal."""
     return "\n".join("\t".join(map(sanitize, line.split("\t"))) for line in text.split("\n"))
 
 

@@ -99,7 +99,7 @@ def offload(
     rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
     form: Annotated[str, typer.Option("-o", help="text or json.")] = "text",
 ) -> int:
-    """Find the policy of an offload pool: what lies where, how fast it should be, and what would help most.
+    """Find the policy of an offload pool: the place of all data, the expected speed, and the most helpful changes.
 
     - `weft plan offload -f pool.yaml --measure`  on the machine that will serve
 
@@ -223,7 +223,7 @@ def _config(model: str) -> str | Mapping[str, Any]:
 
 
 def _pool_of(paths: Sequence[Path]) -> Mapping[str, Any] | None:
-    """The one ServingPool of these files, as it is written. Raises BadInput."""
+    """Return the only ServingPool of these files, as written. Raises BadInput."""
     from weft_cli.objects import load_manifests
 
     if not paths:

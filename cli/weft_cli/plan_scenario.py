@@ -55,7 +55,7 @@ Levels = Annotated[tuple[tuple[float, float], ...], PlainValidator(_levels)]
 
 
 class ScenarioLoad(ApiModel):
-    """The requests: those of a trace, those of a trace at another rate, or lengths that are drawn."""
+    """The requests: from a trace, from a trace at a changed rate, or with drawn lengths."""
 
     trace: Place | None = None
     """The trace: of Azure, Mooncake, Splitwise, or a .csv or .jsonl of your own."""

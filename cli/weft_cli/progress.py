@@ -121,7 +121,7 @@ class Progress:
         self._work.clear()
 
     def line(self, key: str, state: str) -> None:
-        """Print that something has got somewhere."""
+        """Print the new state of a task."""
         self.moved = time.monotonic()
         mark = "ok " if state == "ready" else ".. "
         if self._fancy:

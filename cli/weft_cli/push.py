@@ -81,7 +81,7 @@ def publish(api: ObjectApi, uri: str, publication: Publication) -> None:
 
 
 def content_of(obj: Object) -> str:
-    """The digest that an adapter has, or is to have where its source names one; "" where neither is known."""
+    """Return the digest of an adapter, present or named by its source; "" for an unknown digest."""
     source, status = obj["spec"]["source"], obj.get("status", {})
     if source["uri"].startswith(SCHEME):
         return source["uri"].removeprefix(SCHEME)

@@ -34,7 +34,7 @@ class SupervisorClient:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The tier of one adapter on one runner."""
+    """The tier of one adapter on a runner."""
 
     digest: str
     tier: str
@@ -63,7 +63,7 @@ class Measured:
 
 
 def head_of(uuid: str) -> str:
-    """Shorten a runner's uuid to what tells it from others; its namespace, which it begins with, is left out."""
+    """Shorten a runner's uuid to its distinct part, without its namespace at the beginning."""
     return _own_part(uuid)[:8]
 
 
@@ -103,7 +103,7 @@ class RunnerRow:
         return text in (self.name, self.uuid) or _own_part(self.uuid).startswith(text)
 
     def row(self) -> tuple[str, ...]:
-        """Make the row that `weft get runners` prints."""
+        """Make the row of `weft get runners`."""
         on_device = sum(adapter.tier == "device" for adapter in self.adapters)
         return (
             self.called,

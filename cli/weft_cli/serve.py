@@ -239,7 +239,7 @@ def _own_name(source: ServeSource, notes: list[str]) -> str:
 
 
 def _different(sources: Iterable[ServeSource], used_names: set[str], notes: list[str]) -> list[AdapterFolder]:
-    """Give adapters names that nobody has. A name belongs to the folder that is called so before one that is not."""
+    """Give adapters unused names. A name belongs first to the folder with this name."""
     adapters = list[AdapterFolder]()
     for source in sorted(dict.fromkeys(sources), key=lambda source: legal_name(source.name) != source.name):
         adapter = AdapterFolder(legal_name(source.name), source)

@@ -13,7 +13,7 @@ class BadEvent(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """What one event of a chat completion says; all empty for those that say nothing of it."""
+    """The content of an event of a chat completion. Empty for events without content."""
 
     text: str = ""
     reason: str | None = None  # why the answer ends here
@@ -30,8 +30,7 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """Take bytes; returns the lines that end in them. What has no end is no event yet, and never one where the
-        stream is cut."""
+        """Take bytes and return complete lines. An incomplete line is never an event, even if the stream is cut."""
         *complete, self._rest = (self._rest + data).split(b"\n")
         return [line.removesuffix(b"\r").decode(errors="replace") for line in complete]
 

@@ -54,7 +54,7 @@ class RunnerNow:
 
 @dataclass(frozen=True, slots=True)
 class GatewayNow:
-    """What the gateway says: requests now, those without a runner, names of digests.
+    """The gateway's figures: present requests, requests without a runner, names of digests.
 
     `waiting_of`: interactive ones without a runner, by pool where it may be seen.
     """
@@ -67,7 +67,7 @@ class GatewayNow:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Everything at one moment; `at` in seconds of one clock."""
+    """All figures at one moment; `at` in seconds of one clock."""
 
     at: float
     runners: tuple[RunnerNow, ...]
@@ -150,7 +150,7 @@ def _runner_row(runner: RunnerNow, rate: float | None, accepted: float | None) -
 
 
 def _offload_row(name: str, state: OffloadState) -> tuple[str, ...]:
-    """Make the row of an offload pool's runner: one request alone waits for the disk, where most weights are there."""
+    """Make the row of an offload pool's runner. A single request waits for the disk, if most weights are on disk."""
     alone = f"{_ms(state.alone_ms)} ms a token" if state.alone_ms else UNKNOWN
     return (
         name,
@@ -182,7 +182,7 @@ def _pool_row(pool: str, now: Look, rates: Mapping[tuple[str, str], float | None
 
 
 def _adapter_rows(previous: Look | None, now: Look) -> Iterator[tuple[str, ...]]:
-    """Yield the busiest adapters; by sequences that run now, so what ended between two looks is missing here alone."""
+    """Yield the busiest adapters by running sequences. Sequences that ended between two looks are missing."""
     running = Counter[str](sequence.adapter for runner in now.runners for sequence in runner.sequences)
     resident = Counter[str](digest for runner in now.runners for digest in runner.on_device)
     tokens = _tokens_by_adapter(previous, now) if previous else Counter[str]()
@@ -196,7 +196,7 @@ def _adapter_rows(previous: Look | None, now: Look) -> Iterator[tuple[str, ...]]
 
 
 def _tokens_by_adapter(previous: Look, now: Look) -> Counter[str]:
-    """Count the tokens that the sequences of each adapter have gained. One that is new has gained all of its own."""
+    """Count the tokens gained by the sequences of each adapter. All tokens of a new sequence count."""
     earlier = {sequence.key: sequence.tokens for runner in previous.runners for sequence in runner.sequences}
     gained = Counter[str]()
     for runner in now.runners:

@@ -171,7 +171,7 @@ async def _bring_up(
 
 @asynccontextmanager
 async def _showing_copies(depot_url: str, progress: Progress) -> AsyncGenerator[None]:
-    """Show what the depot copies; the runners' own work comes with their states."""
+    """Show the copies of the depot. The work of runners appears with their states."""
     showing = asyncio.create_task(_show_copies(depot_url, progress))
     try:
         yield
@@ -272,7 +272,7 @@ def _banner(stack: Stack, questions: Sequence[Question]) -> None:
 
 
 def _data_dir_flag(folder: Path) -> str:
-    """The flag that other commands need to find a stack that is not in the usual place."""
+    """Return the flag by which other commands find a stack outside the usual place."""
     return "" if folder == running_data_dir(None) else f" --data-dir {shlex.quote(str(folder))}"
 
 

@@ -40,7 +40,7 @@ class DepotUnavailable(OperatorError):
 
 
 class DepotFailed(DepotUnavailable):
-    """The depot answered one request with an error of its own, or with what is no answer."""
+    """The depot answered a request with an error or with an invalid answer."""
 
 
 class SupervisorUnavailable(OperatorError):
@@ -52,7 +52,7 @@ class StaleWrite(OperatorError):
 
 
 class ChildExists(StaleWrite):
-    """An object that no watch reports has the name of what a pool should own. The planner decides what follows."""
+    """An unreported object has the name of a pool's child. The planner decides the next step."""
 
     def __init__(self, obj: Mapping[str, Any]) -> None:
         super().__init__(f"{obj['kind']} {obj['metadata']['name']} is there, and no watch reports it as the pool's")
@@ -60,7 +60,7 @@ class ChildExists(StaleWrite):
 
 
 class ObjectNotFound(StaleWrite):
-    """There is no such object, or no such resource."""
+    """The object or the resource does not exist."""
 
 
 class VersionConflict(StaleWrite):
@@ -88,7 +88,7 @@ class ApiUnreachable(KubernetesError):
 
 
 class ChildRefused(OperatorError):
-    """The API server refuses what a pool should own."""
+    """The API server refuses a child of a pool."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class ChildRefused(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One thing that is wrong with an object. `field` is a path such as spec.lora.maxRank."""
+    """A fault of an object. `field` is a path such as spec.lora.maxRank."""
 
     field: str
     message: str
@@ -148,7 +148,9 @@ class Expired(LocalApiError):
 
 
 class StackError(OperatorError):
-    """`weft up` cannot go on. The message says what, where and what to do. `exit_code` is the command's."""
+    """`weft up` cannot continue. The message has the fault, its place and the remedy. `exit_code` is the exit code of
+    the command.
+    """
 
     exit_code = 1
 

@@ -72,7 +72,7 @@ class Clock:
 
 
 def random_of(seed: int, *names: object) -> random.Random:
-    """A random stream of its own for each name, so that one more draw of one part changes no other part.
+    """Return a separate random stream for each name, so that additional draws of a part change no other part.
 
     The derivation is a hash of the text: `hash()` of a string differs from process to process.
     """

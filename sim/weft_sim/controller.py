@@ -254,7 +254,7 @@ class ControllerShell(BaseShell):
         self._observe(name, "Ready" if ready else "Starting")
 
     def may_start(self, name: str) -> bool:
-        """True where a process that died is started again."""
+        """Return whether a dead process is started again."""
         return name not in self._places or self._state(name) not in ("", "Leaving")
 
     def serves(self, name: str) -> bool:

@@ -37,7 +37,7 @@ class RunnerPlan:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What runs where. `hosts`: cores by name; control-plane processes run on `control`."""
+    """The placement of all processes. `hosts`: cores by name; control-plane processes run on `control`."""
 
     runners: tuple[RunnerPlan, ...] = ()
     pools: tuple[PoolSpec, ...] = ()

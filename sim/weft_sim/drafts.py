@@ -43,7 +43,7 @@ WRONG = VOCABULARY + 1  # is never sampled
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSearch:
-    """A `Search` that knows what comes. Each adapter has the drafts of one task.
+    """A `Search` with knowledge of the answer. Each adapter has the drafts of a task.
 
     `sequences`: those of the runner. `next_tokens`: a number of those that the model samples next for one, to its end.
     """
@@ -56,7 +56,7 @@ class MeasuredSearch:
         return [self._draft(query) for query in queries]
 
     def _draft(self, query: DraftQuery) -> Draft:
-        """Propose as many right tokens as are drawn, and wrong ones behind."""
+        """Propose a drawn number of right tokens, followed by wrong tokens."""
         tail = [*query.tail]
         sequence = next(one for one in self.sequences() if one.tokens == tail)
         searches = SEARCHES[TASKS[key_of(sequence.start.adapter) % len(TASKS)]][query.text is not query.tail]

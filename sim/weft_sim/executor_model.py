@@ -113,7 +113,7 @@ class StepTimes:
 
     @property
     def model(self) -> StepModel:
-        """What a runner that has measured these times expects of a step."""
+        """The step times expected by a runner with these measurements."""
         return StepModel(self.base_ms, self.row_ms, self.key_ms, max(self.prompt_token_ms, 1e-3), self.guess_times)
 
     def seconds(
@@ -148,7 +148,7 @@ class Device:
         self.host: dict[int, list[int]] = {}
 
     def clear(self, pages: Iterable[int]) -> None:
-        """Forget what is in pages that change hands."""
+        """Clear pages that change their owner."""
         for page in pages:
             self._pages.pop(page, None)
 

@@ -133,7 +133,7 @@ class Host:
 
 
 class Lane:
-    """Work that is done one after the other: a process's Python, or a model's steps, which take several threads each.
+    """Sequential work: a process's Python, or a model's steps with several threads each.
 
     `wake_s`: what the first work costs more after nothing was done; `woken`: how often that was. `switch_s`: how long
     the interpreter's lock takes from one thread of the process to another one, while nothing is computed.
@@ -147,7 +147,7 @@ class Lane:
         self.woken = 0
 
     def run(self, seconds: float, done: Callable[..., None], *arguments: Any, thread: int = 0) -> None:
-        """Run work behind what waits already."""
+        """Run work after all waiting work."""
         if self.busy:
             self._waiting.append((seconds, thread, done, arguments))
         else:

@@ -163,7 +163,7 @@ class Laws:
         self.excused |= {r.id for r in self.requests.values() if r.gateway == gateway and not self.stored[r.id]}
 
     def violation(self, peer: Peer, reason: str) -> None:
-        """Note that a machine ended a stream for what its peer said."""
+        """Record that a machine ended a stream for a message of its peer."""
         if peer not in self.liars:
             raise LawBroken(f"{peer.name} broke the contract: {reason}")
 
@@ -229,7 +229,7 @@ class Laws:
                     raise LawBroken(f"{effect.message.request_id} has two owners: {named}")
 
     def _failed(self, failed: Failed) -> None:
-        """Note that an epoch is over. One without capacity may never have begun."""
+        """Record the end of an epoch. An epoch without capacity may never have begun."""
         produced = failed.emitted_tokens > self.began_with[failed.request_id]
         preempted = failed.reason is FailReason.PREEMPTED or (failed.reason is FailReason.NO_CAPACITY and produced)
         self.preemptions[failed.request_id] += preempted
@@ -254,7 +254,7 @@ class Laws:
                 del owners[epoch]
 
     def _drop(self, gateway: str, runner: Peer) -> None:
-        """End a session, and with it what the runner had of that gateway."""
+        """End a session, with all requests of the gateway on the runner."""
         for request_id, owners in self.owners.items():
             if self.requests[request_id].gateway == gateway:
                 for epoch in list(owners):
@@ -368,7 +368,7 @@ class Laws:
             raise LawBroken(f"{process.name}: {figures.used_pages} used of {total} pages")
 
     def outcome_stored(self, report: OutcomeReport) -> None:
-        """Check that the store keeps one outcome a request; repeats change nothing."""
+        """Check that the store keeps one outcome per request, and that repeats change nothing."""
         request = self.requests[report.request_id]
         self.stored[report.request_id] += 1
         if request.finish == "lost" or not request.trusted:

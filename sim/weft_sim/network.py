@@ -40,7 +40,7 @@ def peer_of(hello: object, number: int) -> Peer | None:
 
 
 class Codec(Protocol):
-    """Domain messages <-> bytes, by who sends to whom. A message that breaks the contract raises PeerError."""
+    """Domain messages to bytes and back, by sender and receiver. A message against the contract raises PeerError."""
 
     def encode(self, sender: Kind, receiver: Kind, message: object) -> bytes: ...
 
@@ -66,12 +66,12 @@ class Endpoint(Protocol):
         ...
 
     def ended(self, stream: "Stream", side: int) -> bool:
-        """Tell that a stream is over at this end; False where a newer one with that peer took its place."""
+        """Record the end of a stream at this end. Return False if a newer stream with the peer replaced it."""
         ...
 
 
 class Stream:
-    """One stream, end 0 opened it. `alive[side]`: that end believes in it; `peers[side]`: its name at the other."""
+    """A stream opened by end 0. `alive[side]`: this end considers it alive; `peers[side]`: its name at the far end."""
 
     __slots__ = ("alive", "broken", "ends", "last", "number", "peers", "slow", "waiting")
 
@@ -120,7 +120,7 @@ class Network:
         return stream
 
     def send(self, stream: Stream, side: int, message: object, extra_s: float = 0.0) -> None:
-        """Send from end `side` to the other one. `extra_s`: what it takes longer, and what follows waits for it."""
+        """Send from end `side` to the far end. `extra_s`: additional delay, also for later messages."""
         if not stream.alive[side] or stream.broken:
             return
         data = self._encode(stream.ends[side], stream.ends[1 - side], message)
@@ -137,7 +137,7 @@ class Network:
     # ---------------------------------------------------------------- faults
 
     def break_stream(self, stream: Stream, reason: str = "broken", notice_s: tuple[float, float] = (0.0, 0.0)) -> None:
-        """Lose what is on the way. Each end that believes in the stream notices after its own time."""
+        """Lose messages in transit. Each live end notices after its delay."""
         stream.broken = True
         stream.waiting.clear()
         for side in (0, 1):

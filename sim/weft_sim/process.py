@@ -20,14 +20,14 @@ class LawBroken(AssertionError):
 
 
 class Shell(Protocol):
-    """What a process has beside its machine: a disk that outlives it, clients, devices. One class a kind."""
+    """The surroundings of a simulated machine: a persistent disk, clients, devices. One class per kind."""
 
     def start(self, process: "SimulatedProcess") -> Machine[Any, Any]:
         """Make a new machine from what is on disk; `process.peer` is set here."""
         ...
 
     def accepts(self, process: "SimulatedProcess", client: Any, hello: object) -> bool:
-        """True where the server takes a stream of that client."""
+        """Return whether the server accepts a stream of this client."""
         ...
 
     def perform(self, process: "SimulatedProcess", effect: object) -> None:
@@ -43,7 +43,7 @@ class Shell(Protocol):
         ...
 
     def intercept(self, process: "SimulatedProcess", event: object) -> bool:
-        """True where an event is for the shell alone."""
+        """Return whether an event is only for the shell."""
         ...
 
 
@@ -153,7 +153,7 @@ class SimulatedProcess:
     # ---------------------------------------------------------------- streams
 
     def link(self, server: "SimulatedProcess", hello: Callable[[], object | None]) -> "Link":
-        """Keep a stream to that process open while this one runs."""
+        """Keep a stream to this process open while the present process runs."""
         link = Link(self, server, hello)
         self._links.append(link)
         return link

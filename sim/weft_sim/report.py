@@ -11,7 +11,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One answered request; ms. `tpot_ms`: between tokens after the first; None where there was one token only."""
+    """One answered request; times in ms. `tpot_ms`: between tokens after the first; None for a single token."""
 
     ttft_ms: float
     tpot_ms: float | None
@@ -42,7 +42,7 @@ class Figures:
 
 
 def served(requests: Iterable[ClientRequest]) -> tuple[Served, ...]:
-    """Return what clients saw of all requests that were answered in full."""
+    """Return the clients' view of all completely answered requests."""
     found: list[Served] = []
     for request in requests:
         if request.finish in COMPLETE and request.ended_at is not None:

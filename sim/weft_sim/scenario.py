@@ -92,7 +92,7 @@ def scenario(seed: int) -> Scenario:
 def _adapters_and_runners(
     chance: random.Random, swap: random.Random, lies: bool
 ) -> tuple[tuple[AdapterSpec, ...], tuple[RunnerPlan, ...]]:
-    """Draw up to four runners of one page size, of which some swap, and one that lies; and up to five adapters."""
+    """Draw up to four runners with a common page size, some with swap and one that lies, and up to five adapters."""
     page_tokens, slots = chance.choice((2, 4, 8)), chance.choice((2, 3))
     total_pages = chance.choice((64, 96, 160, 256)) // page_tokens
     swap_page_bytes = swap.choice((0, 100, 100))
@@ -208,7 +208,7 @@ def _autoscaled(deployment: Deployment, seed: int) -> Deployment:
 def _requests(
     chance: random.Random, tenants: random.Random, deployment: Deployment, lies: bool
 ) -> list[tuple[float, list[ClientRequest], int]]:
-    """Draw bursts of short requests; prompts share beginnings, so that those of one tenant share pages.
+    """Draw bursts of short requests with common beginnings of prompts, so that requests of a tenant share pages.
 
     One tenant of three floods the others, whose requests are for the base.
     """

@@ -78,7 +78,7 @@ class RegistryMachine:
 
 
 class BaseShell:
-    """What most processes need nothing of."""
+    """Defaults of methods that most processes do not need."""
 
     def accepts(self, process: SimulatedProcess, client: SimulatedProcess, hello: object) -> bool:
         """True where the hello is the contract's; a runner's certificate is for its own namespace."""
@@ -182,7 +182,7 @@ class SupervisorShell(BaseShell):
         return False
 
     def _commit(self, process: SimulatedProcess) -> None:
-        """Commit what waits in one transaction, on a thread of its own; what comes meanwhile is in the next."""
+        """Commit waiting outcomes in one transaction on a separate thread. Later outcomes join the next one."""
         reports, self._waiting, self._writing = self._waiting, [], True
         self.commits += 1
         seconds = process.costs.commit + process.costs.outcome * len(reports)
@@ -551,7 +551,7 @@ class RunnerShell(BaseShell):
 
 
 def _checked(drafted: Sequence[int], sampled: list[SampledToken]) -> list[SampledToken]:
-    """Return the leading guesses that are what was sampled, and one token more."""
+    """Return the leading guesses equal to the samples, and one more token."""
     n_right = next((at for at, guess in enumerate(drafted) if sampled[at].token != guess), len(drafted))
     return sampled[: n_right + 1]
 

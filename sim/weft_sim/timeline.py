@@ -20,7 +20,7 @@ class Timeline:
         self._add(process, name, "i", at_s, arguments, s="p")
 
     def begin(self, process: str, key: str, name: str, at_s: float, **arguments: object) -> None:
-        """Something that overlaps others of its kind: a request, a state of it."""
+        """Begin an interval that may overlap others of its kind: a request, or a state of a request."""
         self._add(process, name, "b", at_s, arguments, cat="request", id=key)
 
     def end(self, process: str, key: str, name: str, at_s: float, **arguments: object) -> None:

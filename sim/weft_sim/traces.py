@@ -15,7 +15,7 @@ from weft.domain.prediction import Prediction
 
 
 class TraceError(Exception):
-    """A trace file that cannot be read; the text says where and what."""
+    """A trace file cannot be read. The text has the place and the fault."""
 
 
 @dataclass(frozen=True, slots=True)

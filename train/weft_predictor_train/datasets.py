@@ -21,7 +21,7 @@ CHARS_PER_TOKEN = 4  # only for the size feature, where no column counts the pro
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """One answered prompt. `tokens` >= 1."""
+    """An answered prompt. `tokens` >= 1."""
 
     prompt: str
     adapter: str
@@ -40,7 +40,7 @@ class Columns:
 
 
 def read(path: Path, columns: Columns) -> list[AnsweredPrompt]:
-    """Read all rows. Raises BadData (what is missing, in which line), OSError."""
+    """Read all rows. Raises BadData (the missing value and its line), OSError."""
     if not path.name.removesuffix(".gz").endswith((".jsonl", ".csv")):
         raise BadData(f"{path}: expected .jsonl, .jsonl.gz, .csv or .csv.gz")
     try:

@@ -19,7 +19,7 @@ AGAIN_LATER = (401, 403, 404, 429, 503)
 
 
 class DepotClient:
-    """One connection pool to one depot. Close it with `aclose()`."""
+    """One connection pool to a depot. Close it with `aclose()`."""
 
     def __init__(self, url: str, tls: Tls | None = None) -> None:
         verify = tls.client_context("depot") if tls else True
@@ -60,7 +60,7 @@ class DepotClient:
         await self._json("POST", "/v1/retain", json={"digests": sorted(digests)})
 
     async def changed(self, watches: Collection[str], wait_s: float) -> frozenset[str]:
-        """Ask which of these watches have a source that has changed, or changes within this time.
+        """Return the watches with a changed source, now or within `wait_s`.
 
         Raises DepotUnavailable.
         """

@@ -38,7 +38,7 @@ ClusterAction = (
 
 
 class Backend(Protocol):
-    """The part that differs between a cluster and one machine.
+    """The part that differs between a cluster and a single machine.
 
     Every method raises StaleWrite when what it was ordered for is a newer object, or gone. What it changed comes as
     events (`on_*`), before it returns or later.
@@ -89,7 +89,7 @@ class ReconcileMetrics(Protocol):
     """A counter of what is done. Must not block, must not raise."""
 
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
-        """Count a plan of one object whose actions were carried out."""
+        """Count a plan of one object with its executed actions."""
         ...
 
     def wrote(self, action: str) -> None:

@@ -24,7 +24,7 @@ NAMES = {scope: name for name, scope in SCOPES.items()}
 
 
 class KeyRegistry:
-    """One channel to the supervisor. `lead()` raises where this process does not lead."""
+    """One channel to the supervisor. `lead()` raises if this process does not lead."""
 
     def __init__(self, address: str, tls: Tls | None, *, lead: Callable[[], None], call_s: float) -> None:
         self._channel = channel(address, tls, "supervisor")

@@ -52,7 +52,7 @@ class SecretReader(Protocol):
     async def read(self, key: Key) -> Secret: ...
 
     async def create(self, key: Key, text: str) -> None:
-        """Make a Secret. Raises StaleWrite where there is one, ApiFailed where it is refused."""
+        """Make a Secret. Raises StaleWrite if it exists, ApiFailed if it is refused."""
         ...
 
 
@@ -112,7 +112,7 @@ class KeyController(Loop):
             await asyncio.sleep(LIST_S if self._has_list and not self._unsure else AGAIN_S)
 
     async def compare(self) -> None:
-        """Ask the supervisor what is declared, and withdraw what is of no object.
+        """List the declared keys of the supervisor, and withdraw keys without an object.
 
         The list is ignored for an owner whose key a call changed while it was on its way: it may say what was before.
         Raises SupervisorUnavailable.
@@ -193,6 +193,6 @@ class KeyController(Loop):
         self._unsure.discard(owner)
 
     def _replace(self, owner: str, key: SupervisorKey | None) -> None:
-        """Note the one key of that owner that is in force, if any; what a person has revoked stays so."""
+        """Record the owner's key in force, if any. Keys revoked by a person stay recorded."""
         revoked = [one for one in self._declared.get(owner, []) if one.revoked]
         self._declared[owner] = [*revoked, key] if key else revoked

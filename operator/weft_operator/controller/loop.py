@@ -66,7 +66,7 @@ V = TypeVar("V")
 
 
 class Loop(ABC):
-    """Queued objects, and the workers that reconcile them. A subclass says what that is for its kinds."""
+    """Queued objects, and the workers that reconcile them. A subclass implements `reconcile` for its kinds."""
 
     def __init__(self, backend: Backend, clock: Clock | None, metrics: ReconcileMetrics | None) -> None:
         self._backend, self._metrics = backend, metrics or NoMetrics()
@@ -156,7 +156,7 @@ class Loop(ABC):
         self._metrics.wrote(type(action).__name__)
 
     def _forget(self, ref: Ref) -> None:
-        """Forget an object that is gone: another one of its name starts afresh."""
+        """Forget a deleted object. A new object of its name starts afresh."""
         self._budget.forget(ref)
         self._left_alone.discard(ref)
 
@@ -331,7 +331,7 @@ class Controller(Loop):
         expect(action, self.state, self._clock())
 
     async def _change_child(self, ref: Ref, action: ApplyChild | DeleteChild) -> None:
-        """Carry out a change of a child. One that is refused or not ours is planned again with that known."""
+        """Execute a change of a child. A refused or foreign child is planned again with this knowledge."""
         child = action.child if isinstance(action, ApplyChild) else action.successor
         try:
             await self._order(ref, action)

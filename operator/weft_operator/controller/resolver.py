@@ -62,7 +62,7 @@ class SourceResolver:
         self._resolving[action.uid] = asyncio.create_task(self._resolution(action))
 
     def forget(self, uid: str) -> None:
-        """Drop what is known of an object that is gone, with its canary and chat template; or of one of those."""
+        """Forget a deleted object with its canary and chat template, or only its canary or template."""
         self._cancel(uid)
         self._cancel(canary_uid(uid))
         self._cancel(template_uid(uid))
@@ -80,7 +80,7 @@ class SourceResolver:
             task.cancel()
 
     async def watch(self) -> None:
-        """Ask which sources have changed, all in one request; those are resolved again. Until cancelled."""
+        """Ask for changed sources in one request, and resolve them again. Runs until cancelled."""
         while True:
             await asyncio.sleep(period_s := resolve_period_s(self._state.desired))
             self._news.clear()

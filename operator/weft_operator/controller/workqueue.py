@@ -99,11 +99,11 @@ class TokenBucket:
         self._spent[ref] = (self._level(ref, now) + 1.0, now)
 
     def pause_s(self, ref: Ref, now: float) -> float:
-        """The seconds for which to leave an object alone; 0: not at all."""
+        """Return the seconds to leave an object alone; 0 to reconcile now."""
         return max(0.0, self._level(ref, now) - BURST + 1.0) / PER_S
 
     def forget(self, ref: Ref) -> None:
-        """Forget an object that is gone."""
+        """Forget a deleted object."""
         self._spent.pop(ref, None)
 
     def _level(self, ref: Ref, now: float) -> float:

@@ -286,7 +286,7 @@ def _serving(
     adapter: AdapterObject, rejection: Rejection | None, request: ResolveRequest | None, resolution: Resolution | None,
     state: ClusterState,
 ) -> VerifiedArtifact | None:  # fmt: skip
-    """The content that serves: in the adapter's pool, or, until that takes requests, where it served before."""
+    """Return the serving content: in the adapter's pool, or, until this pool takes requests, in its previous pool."""
     if rejection:
         return _in_previous_pool(adapter, state) if rejection.reason != NAME_CONFLICT else None
     verified = resolution.verified if resolution and request else None

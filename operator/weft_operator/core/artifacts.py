@@ -33,7 +33,7 @@ JITTER = 0.1  # of every pause before a remote source is asked: those of one hos
 
 @dataclass(frozen=True, slots=True)
 class VerifiedArtifact:
-    """A content that passed every check, and what it was checked against."""
+    """A content that passed every check, and the inputs of the checks."""
 
     digest: str
     verdict: Verdict
@@ -117,7 +117,7 @@ def unreachable(previous: Resolution, now: float) -> Resolution:
 def from_status(
     request: ResolveRequest, status: Mapping[str, Any], generation: int, pool: Ref | None, now: float
 ) -> Resolution | None:
-    """Restore the resolution that an object's own status implies, for a controller that has just started.
+    """Restore the resolution implied by an object's status, for a controller at its start.
 
     With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A remote
     source in order is not asked for: the depot is asked whether it still holds the content. A status of an older

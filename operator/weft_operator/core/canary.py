@@ -74,7 +74,7 @@ def canary_view(
     adapter: AdapterObject, canary: Canary, request: ResolveRequest, resolution: Resolution | None,
     stable: VerifiedArtifact | None, counts: CanaryCounts | None, now: float,
 ) -> CanaryView:  # fmt: skip
-    """Gather everything about one canary. `stable`: what serves beside it; `counts`: as the scheduler reports them."""
+    """Gather the facts of a canary. `stable`: the stable content; `counts`: reported by the scheduler."""
     stored: Mapping[str, Any] = adapter.status.get("canary") or {}
     content = resolution.verified if resolution else None
     if content and (content.pool, content.base_digest) != (adapter.pool, request.base_digest):

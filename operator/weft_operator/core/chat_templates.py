@@ -32,7 +32,7 @@ class TemplateView:
 
     @property
     def content(self) -> VerifiedArtifact | None:
-        """The content that was read last."""
+        """The last content read."""
         return self.resolution.verified if self.resolution else None
 
     @property
@@ -90,7 +90,7 @@ def template_request(resource: PoolObject | AdapterObject, base_digest: str) -> 
 
 
 def template_from_status(resource: PoolObject | AdapterObject, base_digest: str, now: float) -> Resolution | None:
-    """Restore the resolution that an object's status implies, for a controller that starts."""
+    """Restore the resolution implied by an object's status, for a controller at its start."""
     request, status = template_request(resource, base_digest), resource.status
     stored: Mapping[str, Any] | None = status.get("suppliedChatTemplate")
     content = VerifiedArtifact(stored["digest"], stored) if stored else None

@@ -37,7 +37,7 @@ SHAPE_HASH, DEFAULTS_HASH = (
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Hashes of what a pool's runners are made from: its own part, and what the installation gives all runners."""
+    """Hashes of the inputs of a pool's runners: the pool's part and the installation's part."""
 
     shape: str
     defaults: str
@@ -89,7 +89,7 @@ def make_children(
 def runner_children(
     pool: PoolObject, group: Group, base_digest: str, defaults: RunnerDefaults, index: int
 ) -> list[Child]:
-    """Make what runner `index` of a group has of its own, where it has several pods."""
+    """Make the children of runner `index` of a group with several pods per runner."""
     meta, ref = pool.meta, pool.meta.ref
     name = child_name(ref.name, f"{group.name}-{index}")
     selecting = {**_selecting(ref), GROUP_LABEL: group.name, RUNNER_LABEL: name}
@@ -130,7 +130,7 @@ def is_adoptable(obj: Object, pool: Meta) -> bool:
 
 
 def child_names(pool: PoolObject) -> set[str]:
-    """The names of everything that the pool owns, except what runners of several pods own (RUNNER_KINDS)."""
+    """Return the names of the pool's children, except children of runners with several pods (RUNNER_KINDS)."""
     return {child_name(pool.meta.ref.name, part) for part in (SHARED, RANKS, *(group.name for group in pool.groups))}
 
 
@@ -160,8 +160,9 @@ def group_labels(pool: Ref, group: str) -> dict[str, str]:
 def _deployment(
     pool: PoolObject, group: Group, base_digest: str, defaults: RunnerDefaults, size: int, limits: tuple[int, int]
 ) -> Child:
-    """Make a group's Deployment. `limits`: maxUnavailable and maxSurge. Accelerators are scarce, so that by default one
-    goes before one comes."""
+    """Make a group's Deployment. `limits`: maxUnavailable and maxSurge. Accelerators are scarce: by default an old pod
+    leaves before a new pod starts.
+    """
     meta, labels = pool.meta, group_labels(pool.meta.ref, group.name)
     account = child_name(meta.ref.name, SHARED)
     spec = {
@@ -189,7 +190,7 @@ def _ranks_service(pool: Ref) -> Json:
 
 
 def _ranks_policy(selecting: Mapping[str, str]) -> Json:
-    """Make the policy by which pods of one runner reach each other at any port, which is where tensors go."""
+    """Make the policy that lets pods of a runner reach each other at any port, for tensors."""
     peers = [{"podSelector": {"matchLabels": dict(selecting)}}]
     return {
         "podSelector": {"matchLabels": dict(selecting)},

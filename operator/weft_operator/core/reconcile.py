@@ -60,13 +60,13 @@ def reconcile_all(state: ClusterState, now: float) -> list[Action]:
 
 
 def known_refs(state: ClusterState) -> set[Ref]:
-    """List every object that is there, and every one that has left something behind."""
+    """List every present object, and every object with remaining state."""
     observed, expected = state.observed, state.expectations
     return {*state.desired.refs(), *expected.pools, *expected.adapters, *observed.runners, *observed.children}
 
 
 def reconcile(ref: Ref, state: ClusterState, now: float) -> list[Action]:
-    """Plan one object, present or gone."""
+    """Plan one object, present or deleted."""
     if broken := state.desired.malformed.get(ref):
         return _plan_malformed(broken, state, now)
     if ref.kind == "ServingPool":

@@ -73,7 +73,7 @@ def supplied_template(template: TemplateView | None) -> dict[str, str]:
 
 
 def sampling_defaults(view: PoolFacts) -> SamplingDefaults:
-    """Read what the base's generation_config.json sets."""
+    """Read the defaults in the base's generation_config.json."""
     defaults = view.serving.verdict.get("generationDefaults") or {} if view.serving else {}
     return SamplingDefaults(**{field.name: defaults.get(to_camel(field.name)) for field in fields(SamplingDefaults)})
 

@@ -57,7 +57,7 @@ def present_runners(pool: PoolObject, state: ClusterState) -> int:
 def plan_processes(
     pool: PoolObject, digest: str, wanted_runners: int, bounds: Bounds, state: ClusterState, *, waited: bool
 ) -> list[Action]:
-    """Plan runners as processes: when they are replaced one goes before one comes, whatever maxSurge says."""
+    """Plan runners as processes. A replaced process ends before its successor starts, whatever maxSurge."""
     ref, present = pool.meta.ref, state.observed.runners.get(pool.meta.ref, {})
     staying, report = scaling.not_terminating(present), state.observed.pool_reports.get(str(ref))
     groups, lacking = {index: scaling.group_of(index, pool.groups) for index in staying}, list[Group]()
@@ -240,8 +240,8 @@ def _plan_sets(
     pool: PoolObject, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: ClusterState,
     defaults: RunnerDefaults, owned: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
 ) -> tuple[list[Child], set[ObjectKey], bool, dict[ObjectKey, Child]]:  # fmt: skip
-    """Plan runners of several pods: what those that should be there own, what is kept as it is, whether some of that is
-    of another launch, and what comes in the place of those that go for it. Anything else goes.
+    """Plan runners of several pods: children to apply, children to keep, whether some have an old launch, and
+    successors of replaced runners. All remaining children are deleted.
 
     A runner whose launch is another one goes as a whole, as long as no more than `replacing` of the pool are not ready;
     then another one comes. Runners of groups that the pool no longer names go one for each that is ready in a group
@@ -303,7 +303,8 @@ def _changes(
     present: Mapping[int, RunnerProcess], launch: RunnerConfig, size: int, report: PoolStatus | None, bounds: Bounds,
     other_ready: set[str], *, waited: bool, is_separate: bool, replacing: int,
 ) -> tuple[set[int], set[int], list[int]]:  # fmt: skip
-    """Choose of a group's runners of several pods which go now, those of them for another launch, and which come.
+    """Choose for a group with several pods per runner: the removed runners, the replaced runners among them, and new
+    runners.
 
     `others`: of groups counted together.
     """
@@ -342,7 +343,7 @@ def _index(obj: Object) -> int:
 
 
 def _of_runners(names: Sequence[str], owned: Mapping[ObjectKey, Object]) -> set[ObjectKey]:
-    """The objects that these runners of several pods own."""
+    """Return the children of these runners with several pods."""
     return {key for key in owned if key.kind in RUNNER_KINDS and key.name in names}
 
 

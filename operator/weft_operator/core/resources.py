@@ -73,7 +73,7 @@ class AdapterObject:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runners of one kind. `template` is the whole one that holds: the group's own, else the pool's."""
+    """Runners of one kind. `template` is complete: the group's, or else the pool's."""
 
     name: str
     template: Object
@@ -99,7 +99,7 @@ class PoolObject:
 
     @property
     def allowed_namespaces(self) -> tuple[str, ...]:
-        """The namespaces beside its own; "*" stands for all."""
+        """The namespaces in addition to the pool's namespace; "*" allows all namespaces."""
         return self.spec.allowed_namespaces or ()
 
     def permits(self, namespace: str) -> bool:

@@ -32,7 +32,7 @@ class Shrink:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The size that a group has while its runners leave a node, what is ordered for that, and what it waits for."""
+    """The size of a group while runners leave a node, with its orders and the awaited step."""
 
     size: int
     orders: list[Action]

@@ -41,7 +41,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class ScaledRunner:
-    """One runner, of whatever backend. `settled`: it takes requests, so that taking it away moves streams."""
+    """One runner of any backend. `settled`: it takes requests, so its removal moves streams."""
 
     name: str
     ready: bool
@@ -95,7 +95,7 @@ def counts_apart(pool: PoolObject) -> bool:
 
 
 def counted_together(pool: PoolObject, group: str) -> set[str]:
-    """The other groups of a pool that the scheduler counts together with this one."""
+    """Return the groups of a pool that the scheduler counts together with this group."""
     is_separate, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
     return {name for name, phase in phases.items() if name != group and not (is_separate and phase != phases[group])}
 
@@ -132,8 +132,8 @@ def sizes(
 
 
 def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> dict[str, int]:
-    """Distribute runners: each group's minimum, then what it has, then up to its maximum: one by one to the group that
-    has the fewest.
+    """Distribute runners: each group's minimum, then its present size, then up to its maximum, each time to the
+    smallest group.
 
     Every group gets one before one gets two. The sum is `count`, as far as the groups have room.
     """
@@ -192,7 +192,7 @@ def select_victims(
 
 
 def group_of(index: int, groups: Sequence[Group]) -> Group:
-    """The group of the process `index`: the one that a pool of `index` runners gets its next one in."""
+    """Return the group of process `index`: the group of the next runner in a pool of `index` runners."""
     sizes, next_sizes = distribute(index, groups), distribute(index + 1, groups)
     return next((group for group in groups if next_sizes[group.name] > sizes[group.name]), groups[-1])
 

@@ -24,7 +24,7 @@ RunnerState = Literal["Starting", "Ready", "CrashLoop", "Unschedulable", "Leavin
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """The configuration that one runner is started with. One that differs from the wanted one is replaced."""
+    """The configuration of a started runner. A runner with an outdated configuration is replaced."""
 
     pool: Ref
     base_digest: str

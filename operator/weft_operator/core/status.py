@@ -503,7 +503,7 @@ def _stored_versions(view: AdapterView) -> list[Object]:
 
 
 def _versions(view: AdapterView, now: float) -> list[Object] | None:
-    """The content that serves and the earlier ones; while none serves, what was stored."""
+    """Return the serving content and earlier contents. Without a serving content, return the stored list."""
     serving = view.serving
     if serving is None:
         return view.adapter.status.get("versions")
@@ -619,7 +619,7 @@ def _news(previous: Object, current: Object) -> Iterator[tuple[EventType, str, s
 
 
 def _role_changes(previous: Object | None, current: Object | None) -> Iterator[tuple[EventType, str, str]]:
-    """Yield Events where the same number of runners is in other roles, or wanted in other groups."""
+    """Yield Events for changed roles or groups at an unchanged number of runners."""
     if previous is None or current is None:
         return
     if changed := _other_counts(previous, current, ("prompt", "token", "mixed")):

@@ -54,7 +54,7 @@ class Review:
 
 
 def validate(proposed: Object, previous: Object | None, desired: DesiredState) -> Review:
-    """Judge an object that is to be stored, in place of `before` where there is one, by all that exist."""
+    """Judge a proposed object, in place of `previous` if present, against all existing objects."""
     if proposed["metadata"].get("deletionTimestamp") or (previous is not None and previous["spec"] == proposed["spec"]):
         return Review()
     new, old = _parsed(proposed), _parsed(previous) if previous is not None else None
@@ -150,7 +150,7 @@ def _renamed(new: PoolObject, desired: DesiredState) -> Iterator[Violation]:
 
 
 def _asserted(new: PoolObject, desired: DesiredState) -> Iterator[Violation]:
-    """Yield objections from adapters that say which base they were made for."""
+    """Yield objections of adapters with a declared base."""
     if relying := _accepted(new, desired, lambda adapter: adapter.spec.base_model not in (None, new.model_name)):
         says = relying[0].spec.base_model
         message = f"baseModel of {_named(relying)} says {says!r}; delete them first, or create another pool"
@@ -183,7 +183,7 @@ def _no_longer_permitted(new: PoolObject, desired: DesiredState) -> Iterator[str
 
 
 def _holder(new: PoolObject | AdapterObject, desired: DesiredState) -> PoolObject | AdapterObject | None:
-    """The object that is served under this object's name now; one that goes does not count."""
+    """Return the object served under this name now. Deleted objects do not count."""
     owner = name_owner(new.model_name, desired)
     if owner is None or owner.meta.ref == new.meta.ref or owner.meta.deleting or _gives_way(owner, new):
         return None
@@ -204,7 +204,7 @@ def _gives_way(holder: PoolObject | AdapterObject, new: PoolObject | AdapterObje
 def _accepted(
     pool: PoolObject, desired: DesiredState, concerned: Callable[[AdapterObject], bool]
 ) -> list[AdapterObject]:
-    """The adapters that this pool, as it is stored, serves or is about to serve, of those that are concerned."""
+    """Return the concerned adapters that the stored pool serves or will serve."""
     concerned_adapters = (adapter for adapter in desired.adapters_of(pool.meta.ref) if concerned(adapter))
     accepted = (adapter for adapter in accepted_by_name(concerned_adapters, desired) if not adapter.meta.deleting)
     return sorted(accepted, key=lambda adapter: adapter.meta.ref)

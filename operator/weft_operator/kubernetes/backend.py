@@ -136,7 +136,7 @@ class KubernetesBackend:
         await self._fenced(action.key, version, "PATCH", path, body, content_type=MERGE_PATCH, query=query)
 
     async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None:
-        """Set the cost by which a ReplicaSet chooses whom to stop first."""
+        """Set the cost by which a ReplicaSet chooses the pod to stop first."""
         await self._check(action.pool)
         metadata = {"uid": action.uid, "annotations": {DELETION_COST: str(action.cost)}}
         path = PODS.path(action.namespace, action.name)
@@ -147,7 +147,7 @@ class KubernetesBackend:
         )
 
     async def record_event(self, action: RecordEvent) -> None:
-        """Record an Event beside what is reconciled: nothing waits for one."""
+        """Record an Event in parallel to reconciling: nothing waits for it."""
         self._events.record(action)
 
     async def ensure_runner(self, action: EnsureRunner) -> None:
@@ -229,7 +229,7 @@ def _apply_query(child: Child) -> dict[str, str]:
 
 @contextmanager
 def _refusals(child: Child) -> Generator[None]:
-    """Raise ChildRefused where the API server refuses what is applied."""
+    """Raise ChildRefused if the API server refuses the applied child."""
     try:
         yield
     except ApiFailed as error:

@@ -77,7 +77,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 
 class KubeApi:
-    """One connection pool to one API server. Close it with `aclose()`."""
+    """One connection pool to an API server. Close it with `aclose()`."""
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration

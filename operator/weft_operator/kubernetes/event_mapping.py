@@ -31,7 +31,7 @@ class EventHandler(Protocol):
 
 
 class EventMapper:
-    """The mapper from one cache to one planner. An object that changes its pool leaves the one before."""
+    """The mapper from a cache to a planner. An object with a changed pool leaves its old pool."""
 
     def __init__(self, planner: EventHandler) -> None:
         self._planner = planner
@@ -182,7 +182,7 @@ def _waiting_reason(container: Any, reason: str, waiting: Any) -> str:
 
 
 def _words(text: Any) -> str:
-    """Shorten what was said to its end: that is where errors are."""
+    """Shorten a text to its end, which has the error."""
     return sanitize(" ".join(str(text or "").split())[-MAX_LAST_WORDS_CHARS:])
 
 

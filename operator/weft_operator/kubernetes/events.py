@@ -53,7 +53,7 @@ class EventRecorder:
             await self.send(*await self._queue.get())
 
     async def send(self, action: RecordEvent, at: float) -> None:
-        """Send an Event that happened `at`; one that the API server does not take is logged. Raises LeadershipLost."""
+        """Send an Event of the time `at`. An Event refused by the API server is logged. Raises LeadershipLost."""
         event = event_manifest(action, self._instance, at)
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
         try:

@@ -331,7 +331,7 @@ class Leader:
             await registry.aclose()
 
     async def _until_current(self) -> None:
-        """Read what the watches may be late with: a replica that waited knows only what they have reported.
+        """Read the objects whose watches may be late: a waiting replica knows only reported objects.
 
         Whoever led before writes no more, so lists that are asked for now have everything it wrote.
         """

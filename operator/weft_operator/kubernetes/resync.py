@@ -38,7 +38,7 @@ MAX_READS = 3  # of one object whose watch goes on meanwhile
 
 @dataclass(frozen=True, slots=True)
 class WatchScope:
-    """The objects that one watch covers."""
+    """The objects of one watch."""
 
     resource: ResourceKind
     namespace: str | None = None
@@ -49,7 +49,7 @@ class WatchScope:
 
 
 def watch_scopes(pool_namespaces: Iterable[str], *, nodes: bool) -> list[WatchScope]:
-    """List everything that the operator watches, owners before what they own. `nodes`: nodes of the cluster too."""
+    """List the operator's watches, owners before children. `nodes`: also nodes of the cluster."""
     owned = [WatchScope(r, namespace, SELECTOR) for namespace in pool_namespaces for r in (*CHILDREN, PODS)]
     return [*(WatchScope(resource) for resource in (*reversed(WATCHED), *([NODES] if nodes else []))), *owned]
 

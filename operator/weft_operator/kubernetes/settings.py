@@ -109,7 +109,7 @@ class Settings(ProcessSettings):
 
     @property
     def served_key_namespaces(self) -> tuple[str, ...]:
-        """The namespaces whose APIKeys are served."""
+        """The namespaces with served APIKeys."""
         return tuple(self.key_namespaces.split(",")) if self.key_namespaces else ()
 
 

@@ -61,7 +61,7 @@ class KubernetesWatches:
         self._on_object, self._on_gone, self._on_start = on_object, on_gone, on_start
 
     def registry(self, resources: Collection[ResourceKind]) -> kopf.OperatorRegistry:
-        """Make a kopf registry that feeds us with these resources; others may add their handlers to it."""
+        """Make a kopf registry with handlers for these resources. Callers may add handlers."""
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry, id="login")(self._login)
         for resource in resources:
@@ -75,7 +75,7 @@ class KubernetesWatches:
         await self._run("objects", registry, settings, clusterwide=True)
 
     async def run_owned(self, namespaces: Collection[str]) -> None:
-        """Watch what pools own, and the pods of that, in the namespaces that pools may live in."""
+        """Watch children of pools and their pods, in the namespaces of pools."""
         resources = (*CHILDREN, PODS)
         await self._run("children", self.registry(resources), watch_only_settings(resources), namespaces=namespaces)
 

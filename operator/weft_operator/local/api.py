@@ -96,7 +96,7 @@ class LocalApi:
         return await self._for_each(await _body(request), deleted)
 
     async def _for_each(self, body: Object, change: Callable[[Object], str]) -> Response:
-        """Change every object of a list; one that is refused does not keep the others from it."""
+        """Change every object of a list. A refused object does not stop the next objects."""
         answers: list[Object] = []
         for obj in _items(body):
             try:
@@ -155,7 +155,7 @@ async def serve(api: LocalApi, path: Path) -> None:
 
 
 class _Server(QuietServer):
-    """A server that leaves signals to whoever runs it."""
+    """A server without signal handlers: its caller handles signals."""
 
     def capture_signals(self) -> Any:
         return nullcontext()
@@ -196,7 +196,7 @@ def _items(body: Object) -> list[Object]:
 
 
 def _ref_of(obj: Object) -> Ref:
-    """The object that a deletion names."""
+    """Return the object named by a deletion."""
     kind, metadata = KINDS.get(str(obj.get("kind"))), obj.get("metadata")
     if kind is None or not isinstance(metadata, dict):
         raise LocalBadRequest(f"{quoted(obj.get('kind'))} is no object that can be deleted")

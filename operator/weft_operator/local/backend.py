@@ -53,7 +53,7 @@ class LocalMachine:
 
 @dataclass(slots=True)
 class LocalRunner:
-    """One runner's process. `launch` is what it was started with last."""
+    """The process of a runner. `launch` is the configuration of its last start."""
 
     process: ChildProcess
     launch: RunnerConfig

@@ -34,7 +34,7 @@ class WatchEvent:
 
 
 class ObjectStore:
-    """The objects of one data directory. One owner, one event loop. `clock` gives unix seconds."""
+    """The objects of a data directory, with a single owner on one event loop. `clock` gives unix seconds."""
 
     def __init__(self, clock: Callable[[], float], objects: Iterable[Object] = (), version: int = 1) -> None:
         self._clock = clock
@@ -132,7 +132,7 @@ class ObjectStore:
             self._watchers.discard(wake)
 
     def require_remembered(self, version: int) -> None:
-        """Check that a watch from that version can be complete. Raises Expired."""
+        """Check that a watch from this version can be complete. Raises Expired."""
         if not 0 <= self.version - version <= len(self._history):
             raise Expired(f"version {version} is not remembered any more (now {self.version}): list again")
 

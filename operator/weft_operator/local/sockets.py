@@ -94,7 +94,7 @@ def _ephemeral_from() -> int:
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen on a socket that its owner alone may read; what was left there is replaced."""
+    """Listen on a socket readable only by its owner. An old socket is replaced."""
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old_mask = os.umask(0o177)

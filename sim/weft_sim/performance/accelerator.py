@@ -6,12 +6,12 @@ GIB = 2**30
 
 
 class UnknownHardware(ValueError):
-    """No accelerator of this name; the message lists those that are known."""
+    """The accelerator is unknown. The message lists the known accelerators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One accelerator. `flops` by dtype of the operands; `link_bytes_per_s` is what it sends to its peers, one way."""
+    """One accelerator. `flops` by dtype of the operands; `link_bytes_per_s`: to its peers, in one direction."""
 
     name: str
     memory_bytes: float

@@ -42,12 +42,12 @@ class EnginePerformance:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory for KV: what weights leave."""
+        """Memory for KV: the rest after the weights."""
         return int(self.kv_tokens * self.kv_bytes_per_token)
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """What a token of context takes, and what its transfer moves."""
+        """The KV bytes of a token of context, in memory and in transfer."""
         return self.roofline.architecture.kv_bytes_per_token(self.roofline.kv_dtype)
 
 
@@ -83,7 +83,7 @@ def performance_model(
 
 
 def kv_tokens(model: Roofline) -> float:
-    """Tokens of KV that fit beside the weights; below zero where the weights do not."""
+    """Return the tokens of KV that fit in addition to the weights; negative if the weights do not fit."""
     e = model.efficiency
     free = model.tensor_parallel * (model.accelerator.memory_bytes * e.memory - e.reserved_bytes)
     free -= model.architecture.weight_bytes(model.dtype)

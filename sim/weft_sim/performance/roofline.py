@@ -141,7 +141,7 @@ class Roofline:
         return a.layers * (layer + self.lora(c, prompt_tokens, rows, adapters)) + head + fixed + still
 
     def penalties(self, prompts: Any, rows: Any) -> Any:
-        """What the sampler adds where repetition is penalised."""
+        """Return the time that the sampler adds for repetition penalties."""
         if self.penalty_us is None:
             return 0.0
         n_bytes = (prompts + rows) * self.architecture.vocab * PENALTY_BYTES
@@ -197,7 +197,7 @@ class Roofline:
         return 2 * (e.reduce_us * US + n_bytes / (self.accelerator.link_bytes_per_s * e.reduce_bandwidth))
 
     def lora(self, c: AdapterCosts, prompt_tokens: Any, rows: Any, adapters: Any) -> Any:
-        """What the adapters of a step add to one layer."""
+        """Return the time that a step's adapters add to one layer."""
         n_bytes = adapters * c.max_rank * 2 * self.architecture.lora_width / self.tensor_parallel
         tokens = prompt_tokens + rows
         expanding = self.architecture.lora_tiles / self.tensor_parallel * (tokens / EXPAND_TOKENS + 0.5)

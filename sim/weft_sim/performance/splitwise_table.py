@@ -23,7 +23,7 @@ Curve = tuple[tuple[float, ...], tuple[float, ...]]  # tokens of the batch, the 
 
 
 class SplitwiseTable:
-    """One model on one kind of machine, as a PerformanceModel."""
+    """A model on one kind of machine, as a PerformanceModel."""
 
     def __init__(self, prompt: Curve, token: Curve) -> None:
         self._prompt, self._token = prompt, token

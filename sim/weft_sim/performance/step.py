@@ -6,7 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The batch of one iteration, in amounts that decide its time.
+    """The batch of an iteration, in the amounts that decide its time.
 
     `prompt_tokens` are computed in this iteration, `prompt_pairs` is the sum over them of the tokens that each attends
     to, `context_tokens` the sum over decode rows of the tokens that each attends to, `adapters` the distinct adapters,

@@ -53,7 +53,7 @@ class KvLink:
 
 
 class UnsupportedRules(ValueError):
-    """Rules that these machines cannot serve by; the text says why."""
+    """These machines cannot serve by the rules. The text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

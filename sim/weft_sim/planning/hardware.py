@@ -23,7 +23,7 @@ class BadHardware(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GpuEntry:
-    """`link_gb_s`: GB/s of one GPU to other machines; `product`: the nodes' label."""
+    """A GPU. `link_gb_s`: GB/s of one GPU to other machines; `product`: the nodes' label."""
 
     accelerator: str
     price: float

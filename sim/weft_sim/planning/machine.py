@@ -117,7 +117,7 @@ class PlannedMachine:
         return fits or (task.is_prompt and rows > 0 and tokens - rows + task.tokens <= budget)
 
     def pause(self) -> None:
-        """End the steps in one piece with the one that is running."""
+        """End the steps in one piece with the running step."""
         if self._run is None or self._pausing:
             return
         self._pausing = True

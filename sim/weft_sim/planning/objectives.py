@@ -47,7 +47,7 @@ class Objective:
         return f"{self.name} p{self.level * 100:g}"
 
     def measured(self, cluster: Cluster) -> float:
-        """Measure a run that is over; infinite where requests are unfinished."""
+        """Measure a finished run; infinite for unfinished requests."""
         if any(request.ended is None for request in cluster.requests):
             return inf
         if self.value is None:

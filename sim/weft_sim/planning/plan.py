@@ -75,7 +75,7 @@ def plan(
 
 
 def _enlarged(problem: PlanningProblem, design: Design) -> Trial:
-    """One runner more: the cheaper kind that meets the objectives, else the one that more of them ask for."""
+    """Add one runner: the cheaper kind that meets the objectives, or else the more demanded kind."""
     larger = [replace(design, prompts=design.prompts + 1)]
     if design.family.split:
         larger.append(replace(design, tokens=design.tokens + 1))

@@ -121,7 +121,7 @@ def decode_row_s(kind: MachineKind, model: ServedModel, context: float) -> float
 
 
 def alone(problem: PlanningProblem, family: Combination) -> Trial:
-    """Requests that never wait for each other, on a runner of each role."""
+    """Simulate requests without queueing, on a runner of each role."""
     first = problem.arrivals[:ALONE]
     spread = tuple(replace(arrival, at_s=1e4 * number) for number, arrival in enumerate(first, 1))
     return simulate(replace(problem, arrivals=spread), Design(family, 1, 1 if family.split else 0))
@@ -239,7 +239,7 @@ def search(
     *,
     full: bool = False,
 ) -> list[Found]:
-    """Every family, the one with the smallest bound first; `advance` counts those that are done.
+    """Search every family, the smallest bound first. `advance` counts searched families.
 
     A family goes on only while it can be smaller than the best before it, unless `full`.
     """

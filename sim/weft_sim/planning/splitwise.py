@@ -38,7 +38,7 @@ def machine_kind(
 
 
 class HeapClock(Clock):
-    """Orders events by time alone: those of one time come as a binary heap holds them, as in splitwise-sim."""
+    """Orders events only by time. Simultaneous events come in the order of a binary heap, as in splitwise-sim."""
 
     def __init__(self) -> None:
         super().__init__(0.0)

@@ -60,7 +60,7 @@ class Reservations:
         self._granted.extend(pages)
 
     def drop_granted(self, pages: list[int]) -> None:
-        """Forget granted pages that a copy fills completely: clearing them before the next step would destroy the copy."""
+        """Forget granted pages that a copy fills: clearing them before the next step would destroy the copy."""
         if self._granted:
             dropped = {*pages}
             self._granted = [page for page in self._granted if page not in dropped]
