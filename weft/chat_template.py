@@ -59,7 +59,7 @@ Sources = Mapping[str, str]  # name -> template
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a template renders; `variables`: the caller's own, beside them."""
+    """The input of a template. `variables`: the caller's additional variables."""
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
@@ -108,7 +108,7 @@ class RenderedTooLong(TemplateRefused):
 
 
 class _Steps:
-    """What one rendering may still do."""
+    """The remaining steps of a rendering, as a bound."""
 
     def __init__(self) -> None:
         self._left = MAX_STEPS
@@ -201,7 +201,7 @@ class _Dict:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox as jinja2's, which bounds what a template may reach, with a bound on what it may do."""
+    """A sandbox like jinja2's, which bounds access of a template, with an additional bound on its work."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -250,7 +250,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """Compiled chat templates of one model: `default`, and `tool_use` for chats with tools where there is one."""
+    """Compiled chat templates of one model: `default`, and optionally `tool_use` for chats with tools."""
 
     def __init__(
         self, sources: str | Sources, special_tokens: Mapping[str, str], strftime: Callable[[str], str] | None = None
@@ -325,7 +325,7 @@ class ChatTemplate:
             pass
 
     def _misses_texts(self) -> bool:
-        """Whether the template shows the text of a message only where that is a list of parts, as multimodal ones."""
+        """Whether the template shows text only in lists of parts, as multimodal templates do."""
         shown: list[bool] = []
         for self._takes_parts in (False, True):
             shown.append(self._shows(SMALLEST, "Hello"))
@@ -631,7 +631,7 @@ def _bounded(weight: int) -> int:
 def _checked(
     steps: _Steps, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Check that a method or filter may be called: what it makes is bounded. Returns what is iterated as lists."""
+    """Check that a method or filter may be called, with a bounded result. Return iterated values as lists."""
     if name == "join":
         value, *listed = [list(argument) if isinstance(argument, Iterator) else argument for argument in (value, *args)]
         args = tuple(listed)

@@ -35,7 +35,7 @@ class Bytes:
 
 
 def first_fault(grammar: str) -> str:
-    """Compute which bytes may come first, and take one of them; return why that fails, "" where it does not.
+    """Compute the possible first bytes, and take one of them. Return the fault; "" if it succeeds.
 
     Most of what a grammar costs is paid here. Only a model's runner can tell whether its names of tokens are right.
     """

@@ -44,7 +44,7 @@ class MachineShell(Generic[E, F]):
         self._timer_at = 0.0  # uvloop's handle of what is due at once does not say when
 
     def feed(self, event: E | Tick) -> None:
-        """Handle an event, whole: one that effects cause waits for them. Raises what any of it does, or the failure."""
+        """Handle an event completely. Events caused by its effects wait. Raises errors of all of it, or the failure."""
         if self.failure is not None:
             raise self.failure
         if not isinstance(event.message if isinstance(event, Received) else event, self._quiet):

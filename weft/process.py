@@ -19,7 +19,7 @@ EXIT_CANNOT_START = 2  # trying again does not help: `weft up` gives up at once,
 
 
 class CannotStart(Exception):
-    """Something outside has to be corrected first. The message has what, where and what to do."""
+    """An external fault prevents the start. The message has the fault, its place and the remedy."""
 
 
 class DataDirInUse(CannotStart):
@@ -81,13 +81,13 @@ def data_root() -> Path:
 
 
 def serve_root() -> Path:
-    """The folder of `weft serve`, beside `data_root`, so that neither takes the other's objects away."""
+    """Return the folder of `weft serve`, next to `data_root`, so that neither removes the other's objects."""
     root = data_root()
     return root.with_name(f"{root.name}-serve")
 
 
 def default_data_dir(component: str) -> Path:
-    """The folder of one component below the common one."""
+    """Return a component's folder below the common folder."""
     return data_root() / component
 
 

@@ -22,7 +22,7 @@ KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")  # of a Secret; the la
 
 
 def missing_keys(names: Collection[str]) -> list[str]:
-    """List the keys that a Secret with these entries lacks."""
+    """List the keys missing in a Secret with these entries."""
     return [key for key in KEYS[:2] if key not in names]
 
 

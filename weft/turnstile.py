@@ -9,7 +9,7 @@ from weft.domain.turns import TenantTurns
 
 
 class Turnstile:
-    """One bottleneck, `places` pieces of work at once. One event loop owns it."""
+    """A bottleneck with `places` pieces of work at once, owned by one event loop."""
 
     def __init__(self, places: int) -> None:
         self.places = places

@@ -103,7 +103,7 @@ class RunnerRow:
         return text in (self.name, self.uuid) or _own_part(self.uuid).startswith(text)
 
     def row(self) -> tuple[str, ...]:
-        """Make the row of `weft get runners`."""
+        """Make the row of a runner in `weft get runners`."""
         on_device = sum(adapter.tier == "device" for adapter in self.adapters)
         return (
             self.called,

@@ -45,7 +45,7 @@ class Tier(IntEnum):
 
 
 class AdapterVersion(NamedTuple):
-    """A content of an adapter beside the present one: an earlier one that requests may pin, or its canary.
+    """A content of an adapter besides the present content: an earlier version for pins, or the canary.
 
     `name`: "" for none. `weight`: percent of the requests without a pin that a canary gets. `eos_token_ids`: its own,
     beside the base's. `own_chat_template`: chats are rendered by the one among its files.
@@ -62,7 +62,7 @@ class AdapterVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """An adapter that a Ready runner holds: pinned ones in a device slot, others at their tier or nearer.
+    """An adapter held by a Ready runner: pinned adapters in a device slot, the rest at least at their tier.
 
     `model_names`: the first few that requests name it by, for metrics; other names alone make no other adapter.
     """

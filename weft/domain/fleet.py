@@ -14,7 +14,7 @@ MIN_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class FleetQuery:
-    """Ask what the runners do now."""
+    """Ask for the present state of the runners."""
 
 
 @dataclass(frozen=True, slots=True)

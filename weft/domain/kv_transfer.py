@@ -48,7 +48,7 @@ class KvOffer:
 
 @dataclass(frozen=True, slots=True)
 class KvAccept:
-    """Pages from this one on are wanted; those before are there already."""
+    """Accept pages from this page on. Earlier pages are present already."""
 
     request_id: RequestId
     epoch: Epoch
@@ -57,7 +57,7 @@ class KvAccept:
 
 @dataclass(frozen=True, slots=True)
 class KvRefuse:
-    """Nothing of that epoch is wanted."""
+    """Refuse all KV of this epoch, with a reason."""
 
     request_id: RequestId
     epoch: Epoch

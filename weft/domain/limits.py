@@ -52,7 +52,7 @@ class LimitUse:
 
 @dataclass(frozen=True, slots=True)
 class LimitReport:
-    """What a gateway used of its rules, for the others. Sent at an interval, also where it used nothing."""
+    """A gateway's use of its limit rules, for the other gateways. Sent at an interval, even without use."""
 
     gateway: Annotated[str, Bound(MAX_NAME_CHARS, subject="a gateway's id")]
     uses: Listed[LimitUse] = ()

@@ -8,7 +8,7 @@ from weft.domain.bounds import MAX_NAME_CHARS, Any32, Bound, ModelName, Namespac
 
 @dataclass(frozen=True, slots=True)
 class PredictItem:
-    """The answers of one request have one prediction: `request_id` is that of the request, without an answer's index.
+    """A prediction for all answers of one request. `request_id` has no index of an answer.
 
     The predictor keeps the features of the prompt under this id until the outcomes of the answers arrive.
     """

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def latest_arrival(candidates: Iterable[T], arrived: Callable[[T], float]) -> T:
-    """The candidate that arrived last; among equals, the one admitted last. `candidates`: at least one, in order of
+    """Return the candidate that arrived last; among equals, the last admitted. `candidates`: non-empty, in order of
     admission.
 
     The oldest is never chosen while another one is there, so it makes progress, then the next (S3, section 3.4).

@@ -282,7 +282,7 @@ class DraftUse(NamedTuple):
 
 
 class SequenceTokens(NamedTuple):
-    """The tokens that a step produced for one sequence. `position`: index of the first one in the answer.
+    """The tokens of a step for one sequence. `position`: the index of the first token in the answer.
 
     `logprobs`: one for each token where the request asked for them. `doublings`: of the reservation so far.
     `cached_tokens`: of the prompt, that were reused instead of computed; 0 except beside the epoch's first token.
@@ -327,7 +327,7 @@ class PooledState:
 
 
 class Step(NamedTuple):
-    """Everything that one iteration of a runner produced for one gateway."""
+    """The output of one iteration of a runner for one gateway."""
 
     iteration: int
     sequences: Sequence[SequenceTokens]

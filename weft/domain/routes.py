@@ -111,7 +111,7 @@ class PoolSpec(PoolRoute):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A served name and what answers to it. `versions`: other contents of the adapter that a request may pin.
+    """A served name and its content. `versions`: further contents of the adapter, for pins.
 
     A version with a weight is the canary: it answers that percentage of the requests that pin none.
     """
@@ -155,7 +155,7 @@ class AdapterSpec(Route):
 
     @property
     def contents(self) -> "tuple[AdapterSpec, ...]":
-        """The present content and the others, each as an adapter of its own.
+        """Return the present content and the further contents, each as a separate adapter.
 
         No earlier content is held. A canary is never pinned (slots are counted without it), but is in host memory where
         the adapter is pinned.
@@ -214,7 +214,7 @@ class GroupPhase(Enum):
 
 
 class PhaseGroups(NamedTuple):
-    """The runner groups of a pool that are for one phase."""
+    """The runner groups of a pool for one phase."""
 
     phase: GroupPhase
     min_runners: Runners = 0  # before any group gets more than its minimum

@@ -332,7 +332,7 @@ class RunnerOrder:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Ask for a full report. `runner`: whose, where the receiver is a supervisor."""
+    """Ask for a full report. `runner`: its runner, if the receiver is a supervisor."""
 
     runner: RunnerId | None = None
 
@@ -356,7 +356,7 @@ class SchedulerHello:
 
 
 class ReportedRunner(NamedTuple):
-    """One report of one runner. `spec`: with every full report."""
+    """A report of a runner. `spec`: present in every full report."""
 
     runner: RunnerId
     report: RunnerReport
@@ -386,7 +386,7 @@ class ClusterReport:
 
 @dataclass(frozen=True, slots=True)
 class OrderedRunner:
-    """The scheduler's order for one runner."""
+    """The scheduler's order for a single runner."""
 
     runner: RunnerId
     order: RunnerOrder

@@ -91,7 +91,7 @@ class TenantTurns(Generic[W]):
         self._start = max(self._start, tenant.cost)
 
     def _forget(self) -> None:
-        """Forget the idle ones that others have come as far as; and all once nobody is there."""
+        """Forget idle tenants that others have caught up with, and all tenants once none is present."""
         busy = self._free < self._places
         for tenant in list(self._tenants.values()):
             if not tenant.places and not tenant.waiting and not (busy and tenant.cost > self._start):

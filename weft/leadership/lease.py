@@ -32,7 +32,7 @@ class LeaseTimings:
 
     @property
     def write_s(self) -> float:
-        """The longest that one write may be under way: one sent at the deadline ends before anybody else begins."""
+        """The longest time of a write: a write sent at the deadline ends before any successor begins."""
         return self.duration_s / 3
 
 
@@ -96,7 +96,7 @@ def decide(candidate: LeaseCandidate, terms: LeaseTimings, now: float, unix_s: f
 
 
 def first_term(unix_s: float) -> int:
-    """The term of a Lease that is new: above every term of one that was deleted."""
+    """Return the term of a new Lease: above every term of a deleted Lease."""
     return max(1, int(unix_s) - TERM_EPOCH_S)
 
 

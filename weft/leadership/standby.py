@@ -45,7 +45,7 @@ class Turn:
         self.lost: LeadershipLost | None = None
 
     def require(self) -> None:
-        """Check that this process may act. Raises LeadershipLost when another one may."""
+        """Check that this process may act. Raises LeadershipLost after a successor took over."""
         if self._election is not None:
             self._election.require()
 

@@ -37,7 +37,7 @@ def violation(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> st
 
 
 def holds(check: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
-    """Run a check; one that fails is reported, and the caller continues."""
+    """Run a check. A failing check is reported, and the caller continues."""
     return violation(check, *args, **kwargs) is None
 
 

@@ -10,7 +10,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class BoundedLabels:
-    """A label for each of the first `most` names that are live, and one label for all the others."""
+    """A label for each of the first `max_labels` live names, and one label for all further names."""
 
     def __init__(self, max_labels: int, live: Container[str] | None = None) -> None:
         """`live`: the names that are there now; None: each name stays."""
@@ -45,7 +45,7 @@ class LabelledSeries(Generic[M]):
         return series
 
     def remove(self, label: str, at: int = 0) -> None:
-        """Remove the series whose label number `at` is this one. A counter that comes back begins at 0."""
+        """Remove the series with this label at number `at`. A counter that returns begins at 0."""
         for labels in [labels for labels in self._made if labels[at] == label]:
             del self._made[labels]
             self._metric.remove(*labels)

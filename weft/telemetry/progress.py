@@ -33,7 +33,7 @@ class ByteProgress:
             return self._subject, min(self._done, self._total), self._total
 
     def __str__(self) -> str:
-        """`copying 0.6 of 1.2 GiB (50 %)`, in steps of STEP_PERCENT; the piece alone where it has no bytes."""
+        """`copying 0.6 of 1.2 GiB (50 %)`, in steps of STEP_PERCENT; only the subject if it has no bytes."""
         return progress_text(*self.now)
 
 

@@ -73,7 +73,7 @@ class Tracer:
         attributes: Mapping[str, Attribute | None] | None = None,
         error: str = "",
     ) -> str:
-        """A span that is over, under the one that `parent` names. Returns its own traceparent, for those under it."""
+        """Record an ended span, as a child of the span in `parent`. Return its traceparent for its children."""
         now_ns, now = time.time_ns(), self._clock()
         span = self._tracer.start_span(
             name, _context({"traceparent": parent}), start_time=now_ns - round(1e9 * (now - began))
@@ -118,7 +118,7 @@ def _exporter() -> "SpanExporter":
 
 
 def _session() -> "Session":
-    """Make the session that the exporter sends with; it trusts whom the other clients of Weft trust."""
+    """Make the exporter's session, with the trusted certificates of Weft's clients."""
     from requests import Session
     from requests.adapters import HTTPAdapter
     from urllib3.util import create_urllib3_context

@@ -14,7 +14,7 @@ FORM = "multipart/form-data"
 
 
 class FormError(ValueError):
-    """A body that is no form."""
+    """A body is not a valid multipart form."""
 
 
 @dataclass(frozen=True, slots=True)

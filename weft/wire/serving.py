@@ -39,7 +39,7 @@ class StopSignal(asyncio.Event):
 
 
 def stop_on_signals() -> StopSignal:
-    """Catch the signals; called before the start-up work that one may interrupt."""
+    """Catch the signals. Call it before the start-up work that a signal may interrupt."""
     stop, loop = StopSignal(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, stop.interrupt)

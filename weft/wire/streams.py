@@ -121,7 +121,7 @@ class SendQueue(Generic[Out]):
 
 
 def unjoined(envelope: Any) -> Iterable[Any]:
-    """An envelope, and those that follow in it. Raises PeerError."""
+    """Return an envelope and the envelopes joined in it. Raises PeerError."""
     following = getattr(envelope, "following", ())
     if len(following) > MAX_FOLLOWING:
         raise PeerError(f"{len(following)} messages follow one, expected at most {MAX_FOLLOWING}")
@@ -135,7 +135,7 @@ class Opener(Protocol):
 
 
 class ClientStream(Generic[Out, In]):
-    """The client's end of a stream that comes back by itself. One owner, one event loop.
+    """The client's end of a stream with automatic reconnection, for one owner on one event loop.
 
     `open` is the stub's method, `hello()` returns what has to be told first on every connection, `on_message` takes
     each message in order, `on_up`/`on_down` (optional) mark the connection's beginning and end. What `on_up` sends

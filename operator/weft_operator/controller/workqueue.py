@@ -103,7 +103,7 @@ class TokenBucket:
         return max(0.0, self._level(ref, now) - BURST + 1.0) / PER_S
 
     def forget(self, ref: Ref) -> None:
-        """Forget a deleted object."""
+        """Forget the spent budget of a deleted object."""
         self._spent.pop(ref, None)
 
     def _level(self, ref: Ref, now: float) -> float:

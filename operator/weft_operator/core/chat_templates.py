@@ -32,7 +32,7 @@ class TemplateView:
 
     @property
     def content(self) -> VerifiedArtifact | None:
-        """The last content read."""
+        """The content of the last successful read."""
         return self.resolution.verified if self.resolution else None
 
     @property

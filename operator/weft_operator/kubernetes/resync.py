@@ -38,7 +38,7 @@ MAX_READS = 3  # of one object whose watch goes on meanwhile
 
 @dataclass(frozen=True, slots=True)
 class WatchScope:
-    """The objects of one watch."""
+    """The objects of one watch, by resource and namespace."""
 
     resource: ResourceKind
     namespace: str | None = None

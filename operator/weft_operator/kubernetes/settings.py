@@ -109,7 +109,7 @@ class Settings(ProcessSettings):
 
     @property
     def served_key_namespaces(self) -> tuple[str, ...]:
-        """The namespaces with served APIKeys."""
+        """The namespaces whose APIKeys the operator serves."""
         return tuple(self.key_namespaces.split(",")) if self.key_namespaces else ()
 
 

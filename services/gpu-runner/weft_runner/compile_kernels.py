@@ -48,7 +48,7 @@ USUAL = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One model on one kind of GPU."""
+    """A model on one kind of GPU, to compile kernels for."""
 
     name: str
     spec: ModelSpec

@@ -58,7 +58,7 @@ class OffloadError(RunnerError):
 
 
 class MachineInvalid(OffloadError):
-    """Constants of a machine that are missing, or that no machine has."""
+    """Constants of a machine are missing or impossible. The message names them."""
 
 
 class NoPolicyFits(OffloadError):
@@ -73,7 +73,7 @@ class NoPolicyFits(OffloadError):
 
 
 class PolicyInvalid(OffloadError):
-    """A policy or a plan that breaks its own laws."""
+    """A policy or a plan breaks its own laws. The message names the law."""
 
 
 class ArtifactUnreachable(RunnerError):

@@ -69,7 +69,7 @@ def _left(group: Path) -> MemoryLimit | None:
 
 
 def _cache(stat: Path) -> int:
-    """Bytes of files in memory, which give way: v1 counts those of groups below in names of their own."""
+    """Return the reclaimable bytes of cached files. In v1 child groups are counted under other names."""
     try:
         rows = dict(line.split() for line in stat.read_text().splitlines())
     except (OSError, ValueError):
@@ -92,7 +92,7 @@ REQUESTS_BYTES = 32 << 20  # connections, requests and what malloc keeps of them
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes beside what the process takes anyway."""
+    """Bytes needed in addition to the process's constant memory."""
 
     layers: int
     embedding: int  # with the head

@@ -242,7 +242,7 @@ class RunnerSettings:
 
     @property
     def ranks_listen(self) -> str:
-        """The address at which rank 0 takes those of other hosts."""
+        """The address where rank 0 accepts ranks of other hosts."""
         return f"{self.advertise.rpartition(':')[0]}:{self.leader.rpartition(':')[2]}"
 
     @property
@@ -336,7 +336,7 @@ def _rank_faults(values: argparse.Namespace) -> Iterator[str]:
 
 
 def _executor_faults(values: argparse.Namespace) -> Iterator[str]:
-    """Find what an executor does not do, and what offloading needs."""
+    """Find settings unsupported by the executor, and missing requirements of offloading."""
     if values.offload.device_bytes and (values.executor == "reference" or values.tensor_parallel > 1):
         yield (
             "--offload is for --executor cpu and cuda without --tensor-parallel: "

@@ -117,7 +117,7 @@ def _fill_reports(reports: Iterable[ReportedRunner], m: pb.ClusterReport) -> Non
 
 
 def _reports(m: pb.ClusterReport) -> Sequence[ReportedRunner]:
-    """Read the reports of runners. Supervisors refuse bad ones: one that got past them is dropped."""
+    """Read the reports of runners. Supervisors refuse bad reports, so a bad report here is dropped."""
     reports = list[ReportedRunner]()
     for message in m.reports:
         try:

@@ -127,7 +127,7 @@ def _columns(values: Sequence[T], n: int) -> Sequence[T]:
 
 
 def _tokens(m: runner_pb2.Step, n: int) -> Iterable[Sequence[int]]:
-    """Split the message's one list of tokens into those of each sequence."""
+    """Split the message's list of tokens into lists of each sequence."""
     tokens, counts = m.tokens[:], _columns(m.token_counts, n) if m.token_counts else ()
     if len(tokens) != (sum(counts) if counts else n):
         raise PeerError(f"a step of {n} sequences with {len(tokens)} tokens, expected {sum(counts) if counts else n}")
@@ -174,7 +174,7 @@ def _fill_detail(detail: str, m: runner_pb2.Ended) -> None:
 
 
 def _detail(m: runner_pb2.Ended) -> str:
-    """Read a reason; one that this version does not know is an internal one."""
+    """Read a reason. An unknown reason is read as an internal failure."""
     return m.detail[:MAX_DETAIL_CHARS] or f"reason {m.reason}"
 
 

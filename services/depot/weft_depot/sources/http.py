@@ -30,7 +30,7 @@ Meaning = Callable[[httpx2.Response], ArtifactError | TransientError]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The server that is asked first, as SCHEME://HOST[:PORT], and what messages call it.
+    """The first server of a source, as SCHEME://HOST[:PORT], and its name in messages.
 
     Redirects of one with TLS keep TLS. Only one that is itself inside may lead to addresses inside.
     """

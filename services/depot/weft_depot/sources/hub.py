@@ -33,7 +33,7 @@ class Repo:
 
 
 class Hub:
-    """One endpoint. Used from any thread."""
+    """A client of one hub endpoint, usable from any thread."""
 
     def __init__(self, endpoint: str, policy: RetryPolicy) -> None:
         """Take the endpoint. Raises Refused(EndpointNotAllowed) for what is no URL."""

@@ -45,7 +45,7 @@ class S3Endpoint:
 
 
 class Endpoints:
-    """The endpoints that requests may name. Without a list: AWS alone."""
+    """The endpoints allowed in requests. Without a list only AWS is allowed."""
 
     def __init__(self, allowed: tuple[str, ...], region: str) -> None:
         """Read the list. `allowed` are HOST, HOST:PORT or a URL; what an entry leaves out may be anything."""
@@ -96,7 +96,7 @@ class Clients:
 
 
 class _Checked:
-    """A connection of urllib3 that goes to an address that `checked_addresses` allows, not to the name's next one."""
+    """A connection of urllib3 to an address allowed by `checked_addresses`. It resolves the name only once."""
 
     inside = False
     _dns_host: str

@@ -127,7 +127,7 @@ class Answer(Response):
 
     @property
     def usage(self) -> CallUsage:
-        """The tokens used: each prompt's once, those of every answer that has ended."""
+        """The used tokens: each prompt once, and the tokens of every ended answer."""
         prompt_tokens = sum(len(request.prompt) for request in self._requests)
         completion_tokens = sum(end.outcome.completion_tokens for end in self._ends)
         uses = None if self.call.params.expected is None else [end.draft_use for end in self._ends]
@@ -200,7 +200,7 @@ class Answer(Response):
         log.info("finished", extra=kv(**self._access(usage, status, error)))
 
     def _access(self, usage: CallUsage, status: int, error: ApiError | None) -> dict[str, object]:
-        """Collect the access log's fields: who asked which model, what came of it. Nothing of prompt or answer."""
+        """Collect the fields of the access log: caller, model and result, without prompt or answer."""
         first, params, ends = self._requests[0], self.call.params, self._ends
         user = params.safety_identifier or params.user
         fields = {
@@ -267,7 +267,7 @@ class Answer(Response):
         return None
 
     async def _next_chunk(self) -> bytes:
-        """What has gathered for each choice, and its finish once it has one."""
+        """Write the new text of each choice, and its finish at the end."""
         chunk = b""
         for index, answer in tuple(self._open.items()):
             finish, emit = answer.finish, answer.take()

@@ -19,7 +19,7 @@ _GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_f
 
 
 def chat_of(params: ChatPrompt, template: TemplateForms, parser: str) -> Chat:
-    """Make what the model's chat template gets; one that shows no tools gets them in a system message.
+    """Make the input of the model's chat template. A template without tools gets them in a system message.
 
     `parser`: of calls, that the pool names. Raises ParameterError.
     """

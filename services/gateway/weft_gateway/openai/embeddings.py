@@ -45,7 +45,7 @@ Texts = Annotated[list[str], BeforeValidator(_texts)]
 
 
 class _Pooled(Strict):
-    """What embeddings, rerank and score share."""
+    """The common parameters of embeddings, rerank and score."""
 
     model: str = Field(min_length=1, max_length=512, description="an adapter or a base model, as in GET /v1/models")
     truncate_prompt_tokens: Whole | None = Field(

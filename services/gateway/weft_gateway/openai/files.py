@@ -63,7 +63,7 @@ async def list_files(state: AppState, request: Request) -> Response:
 
 
 async def one_file(state: AppState, request: Request) -> Response:
-    """What is known of a file."""
+    """Answer with the description of a file."""
     namespace = await tenant_of(state, request)
     return json_response(_file(await state.batch.file(namespace, request.path_params["file_id"])))
 

@@ -179,7 +179,7 @@ async def receiving(seconds: float, late: str) -> AsyncGenerator[None]:
 
 
 class Query:
-    """The query of a list, whose parameters have these names; any other is refused by name."""
+    """The query of a list with these parameters. Unknown parameters are refused by name."""
 
     def __init__(self, request: Request, *names: str) -> None:
         """Raises ParameterError."""
@@ -214,6 +214,6 @@ class Query:
 
 
 def listed(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """Write one page of a list."""
+    """Write one page of a list, with its end."""
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"object": "list", "data": data, **ends, "has_more": has_more}

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class LineRunner:
-    """One gateway's end of the stream of lines, and the lines that run. One event loop owns it."""
+    """A gateway's end of the stream of lines, with the running lines. One event loop owns it."""
 
     def __init__(self, state: AppState) -> None:
         """Raises NotConfigured."""
@@ -75,7 +75,7 @@ class LineRunner:
             self._end_all()
 
     async def drain(self) -> None:
-        """Take no more lines, give back those that run, and end the stream."""
+        """Take no more lines, return running lines, and end the stream."""
         self._draining = True
         self._send(self._hello())
         for batch_id, line in self._end_all():

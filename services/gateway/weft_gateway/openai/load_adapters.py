@@ -92,7 +92,7 @@ async def unload_lora_adapter(state: AppState, request: Request) -> Response:
 
 
 async def _objects(state: AppState, request: Request) -> ObjectsClient:
-    """What changes objects, for a caller who may. Raises ApiError."""
+    """Return the client that changes objects, for an authorised caller. Raises ApiError."""
     await caller_of(state, request, Action.PUBLISH)
     if state.objects is None:
         raise NotConfigured(
@@ -146,7 +146,7 @@ def _model_name(obj: Object) -> str:
 
 
 def _pool(pools: Sequence[Object], base: str | None) -> Object:
-    """The one with that base model. Raises ParameterError."""
+    """Return the only pool of this base model. Raises ParameterError."""
     names = {obj["spec"]["model"].get("name") or obj["metadata"]["name"]: obj for obj in pools}
     if base is None and len(names) == 1:
         return next(iter(names.values()))
@@ -158,7 +158,7 @@ def _pool(pools: Sequence[Object], base: str | None) -> Object:
 
 
 def _new_adapter(name: str, pool: Object, adapters: Sequence[Object]) -> Object:
-    """A LoRAAdapter without a source, under a name that no other one has.
+    """Make a LoRAAdapter without a source, under an unused name.
 
     `NAMESPACE/NAME` is that namespace's, whose keys may then ask for it, where the pool allows the namespace.
     """

@@ -11,7 +11,7 @@ LEAST = -9999.0  # OpenAI's value for "very unlikely": JSON has no infinity
 
 
 class TokenNames(Protocol):
-    """Spells tokens. `name_of` is None for one that stands for its bytes."""
+    """Spells tokens. `name_of` is None for a token that stands for its bytes."""
 
     def bytes_of(self, token: int) -> bytes: ...
     def name_of(self, token: int) -> str | None: ...
@@ -75,7 +75,7 @@ def joined_logprobs(prompt: dict[str, Any], answer: dict[str, Any], chars: int) 
 def prompt_logprobs(
     tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], alternatives: int, names: TokenNames
 ) -> list[dict[str, Any] | None]:
-    """Write vLLM's `prompt_logprobs`: by token id, the prompt's own one first; null: a rank that is not known."""
+    """Write vLLM's `prompt_logprobs`: by token id, the prompt's token first. An unknown rank is null."""
     entries: list[dict[str, Any] | None] = []
     for token, logprob in zip(tokens, logprobs, strict=True):
         if logprob is None:
@@ -99,7 +99,7 @@ def _entry(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict[s
 
 
 def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
-    """Write a token; one that is not text by itself has its bytes written out, a special one has none."""
+    """Write a token. A token without a text has its bytes written out, and a special token has none."""
     name = names.name_of(token)
     if name is not None:
         return {"token": name, "logprob": _finite(logprob), "bytes": None}

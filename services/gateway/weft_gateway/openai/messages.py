@@ -183,7 +183,7 @@ def _of_blocks(role: str, blocks: list[Any], path: str) -> list[dict[str, Any]]:
 
 
 def _block_fault(role: str, block: Any, path: str) -> ParameterError:
-    """Say what a block lacks, or that its type is not taken."""
+    """Name the missing field of a block, or its unknown type."""
     kind = block.get("type") if isinstance(block, dict) else None  # pyright: ignore[reportUnknownMemberType]
     needed = _NEEDED.get(kind, {}) if isinstance(kind, str) and (role == "assistant" or kind != "thinking") else {}
     for field, (python_type, form) in needed.items():

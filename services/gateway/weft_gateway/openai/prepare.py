@@ -129,7 +129,9 @@ def _request(state: AppState, call: Call, index: int, prompt: Prompt, sampling: 
 
 
 def _charged(request: PreparedRequest) -> int:
-    """Return the tokens of one answer: what a client did not ask for keeps no other request of its out."""
+    """Return the number of tokens to charge for an answer. Without a requested length, a bound keeps room for further
+    requests.
+    """
     return min(request.max_tokens, UNASKED_TOKENS) if request.open_ended else request.max_tokens
 
 

@@ -121,7 +121,7 @@ class ResponseEncoder(AnswerEncoder):
         return self._prompts[index // self._params.n]
 
     def _at_end(self, index: int, end: End) -> dict[str, Any]:
-        """Name what ended a choice, and the weights that sampled its tokens, where a client asks for them (vLLM)."""
+        """Name the end of a choice and, if requested, the weights that sampled its tokens (vLLM)."""
         about: dict[str, Any] = {} if end.stop is None else {"stop_reason": end.stop}
         if self._weights is not None:
             about["weight_versions"] = [{**self._weights, "start": 0, "end": self._answer_tokens[index]}]

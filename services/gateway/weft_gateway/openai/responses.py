@@ -233,7 +233,7 @@ def items_of(params: ResponsesRequest) -> list[Any]:
 
 
 def _messages(instructions: str, earlier: Sequence[Any], new_items: Sequence[Any]) -> list[Any]:
-    """Make messages of items. Reasoning, the message behind it and the calls behind both are one message.
+    """Make messages of items. Reasoning, its message and its calls are one message.
 
     Raises ParameterError.
     """
@@ -265,7 +265,7 @@ def _messages(instructions: str, earlier: Sequence[Any], new_items: Sequence[Any
 
 
 def _item_fault(item: Any, path: str) -> ParameterError:
-    """Say what an item lacks, or that its type is not taken."""
+    """Name the missing field of an item, or its unknown type."""
     kind = item.get("type", "message") if isinstance(item, dict) else None  # pyright: ignore[reportUnknownMemberType]
     for field, form in _NEEDED.get(kind, {}).items() if isinstance(kind, str) else ():
         if not isinstance(item.get(field), str):
@@ -498,7 +498,7 @@ async def one_response(state: AppState, request: Request) -> Response:
 
 
 async def _read(state: AppState, request: Request, write: Callable[[dict[str, Any]], Response]) -> Response:
-    """Answer with what `write` makes of the response that the path names, and of its own input. Raises ApiError."""
+    """Answer with `write` of the stored response named by the path, and of its input. Raises ApiError."""
     caller, response_id = await caller_of(state, request, Action.CONVERSE), request.path_params["response_id"]
     (body,) = await state.batch.conversation(caller.tenant, response_id, alone=True)
     return await state.turns.parse(caller.tenant, lambda stored: write(_stored(stored, caller)), body)
@@ -528,7 +528,7 @@ async def list_input_items(state: AppState, request: Request) -> Response:
 
 
 def _identified(items: Sequence[Any], response_id: str) -> list[dict[str, Any]]:
-    """Give each item an id that no other one has: its own, where the client gave one, or its place."""
+    """Give each item a unique id: the client's id, or an id by its place."""
     items_by_id = dict[str, dict[str, Any]]()
     for index, item in enumerate(items):
         own = item.get("id")

@@ -170,7 +170,7 @@ class Strict(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream holds beside its text."""
+    """Options of a stream in addition to its text."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -189,7 +189,7 @@ class StreamOptions(BaseModel):
 
 
 class Common(Strict):
-    """What chats and completions share. `prompt_name`: of the parameter that holds the prompt."""
+    """The common parameters of chats and completions. `prompt_name`: the name of the prompt's parameter."""
 
     prompt_name: ClassVar[str]
     unasked_tokens: ClassVar[int | None] = None  # of an answer without `limit`; None: what the context holds
@@ -257,7 +257,7 @@ class Common(Strict):
 
     @property
     def limit_name(self) -> str:
-        """The parameter that `limit` came by."""
+        """The name of the parameter that set `limit`."""
         return "max_tokens"
 
     def prompt_at(self, index: int) -> str:
@@ -448,7 +448,7 @@ _ASKING = {
 
 
 class ChatMessage(BaseModel):
-    """One message of a chat; fields that are not named here have no effect, and those of `_ASKING` are refused."""
+    """One message of a chat. Unknown fields have no effect, and fields in `_ASKING` are refused."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     ALL: ClassVar = ("name", "tool_call_id", "tool_calls")

@@ -109,7 +109,7 @@ class DirectRoute(APIRoute):
 
 
 def build_app(state: AppState) -> FastAPI:
-    """The application around one gateway's state."""
+    """Build the application around a gateway's state."""
     app = FastAPI(
         title="Weft", docs_url=None, redoc_url=None, openapi_url=None, description="OpenAI API for LoRA adapters",
         telemetry=NO_TELEMETRY, redirect_slashes=False,
@@ -280,7 +280,7 @@ def _call_of(request: Request) -> Call | None:
 
 
 async def _healthz(_state: AppState, _request: Request) -> Response:
-    """Alive: the loop that answers is the one that serves."""
+    """Answer that the process is alive: the serving loop answers."""
     return Response("ok\n", media_type="text/plain")
 
 
@@ -290,7 +290,7 @@ async def _version(_state: AppState, _request: Request) -> Response:
 
 
 async def _load(state: AppState, _request: Request) -> Response:
-    """Requests that this gateway has now."""
+    """Answer with the present requests of this gateway."""
     return json_response({"server_load": state.machine.admission.in_flight})
 
 
@@ -301,7 +301,7 @@ async def _readyz(state: AppState, _request: Request) -> Response:
 
 
 async def _metrics(state: AppState, request: Request) -> Response:
-    """Prometheus metrics, of models and pools only those that the caller may see."""
+    """Answer with Prometheus metrics. Metrics of models and pools are limited to the caller's models."""
     text = await metrics_of(state, request.headers.get("authorization"))
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 

@@ -40,7 +40,7 @@ class LoadedAdapter:
 
 
 class AppState:
-    """What every handler uses. Create it inside the event loop that runs it."""
+    """The common state of all handlers. Create it inside the running event loop."""
 
     def __init__(
         self,

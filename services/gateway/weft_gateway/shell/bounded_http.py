@@ -43,7 +43,7 @@ class ConnectionBound(ConnectionPlaces["BoundedHttp"]):
 
 @dataclass(frozen=True, slots=True)
 class Dismissal:
-    """The answer to a request whose body nobody wants, after `hold_s`; `end` is called where that is not 0, once.
+    """The answer to a request with an unwanted body, after `hold_s`. If `hold_s` is not 0, `end` is called once.
 
     Nothing more is read from the connection meanwhile. `closes`: it ends with the answer.
     """
@@ -66,7 +66,7 @@ class _AnswerTransport:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. uvicorn makes one for each."""
+    """One connection, made by uvicorn for each client."""
 
     def __init__(self, *args: Any, bound: ConnectionBound, refusals: "EarlyRefusals", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -273,7 +273,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
 
     def _await_request(self) -> None:
-        """Wait for the next request, as behind an answer of uvicorn's own."""
+        """Wait for the next request, as after an answer of uvicorn."""
         if not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -293,7 +293,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self._stalled, left)
 
     def _stalled(self, seen_bytes: int) -> None:
-        """Cut off a client that has read nothing since; one that reads slowly is watched on."""
+        """Cut off a client that has read nothing since. A slow reader is watched further."""
         if self.transport.get_write_buffer_size() < seen_bytes:
             self._watch_stall()
         else:

@@ -32,7 +32,7 @@ class ChunkPacing:
         self._began_s = self._next_s = 0.0
 
     def add(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, with those of the others that have something new."""
+        """Call `wake` once, together with further answers that have new text."""
         self._wakes[wake] = None
         if not self._under_way:
             self._plan()

@@ -66,7 +66,7 @@ class EarlyRefusals:
 
 
 async def await_turn(state: AppState, namespace: str | None, error: ApiError) -> RefusalPace:
-    """Let a refusal wait for its turn among those of its tenant, if it is one that others are paced with."""
+    """Let a refusal wait in its tenant's turn, if refusals of this kind are paced."""
     if not isinstance(error, PACED):
         return AT_ONCE
     pace = state.refusals.begin(tenant := namespace or "", state.manager.clock())
@@ -85,6 +85,6 @@ def refusal_of(error: ApiError, path: str, pace: RefusalPace) -> tuple[bytes, di
 
 
 def log_refusal(ids: Ids, error: ApiError, about: Mapping[str, object]) -> None:
-    """Log what was refused; of a flood only what is answered at once, which is enough."""
+    """Log a refusal. In a flood only immediate answers are logged, as a sample."""
     fields = {key: value for key, value in about.items() if value is not None}
     log.info("refused", extra=kv(request_id=ids.request_id, status=error.status, code=error.code, **fields))

@@ -111,7 +111,7 @@ class GatewayMetrics:
             self._queue.rejections[route.pool] += 1
 
     def count_finish(self, finish: Finish) -> None:
-        """An answer that has ended. Times are those of interactive ones: nobody waits for a line of a batch."""
+        """Count an ended answer. Times are of interactive answers, since no client waits for lines of batches."""
         outcome, tokens = finish.outcome, finish.outcome.completion_tokens
         label = self._models.label_of(outcome.model_name)
         for counts in self._counts_of(label):

@@ -51,7 +51,7 @@ class ObjectsClient:
         return (await self._ask("POST", "/v1/apply", obj))["object"]
 
     async def delete_adapter(self, obj: Object) -> None:
-        """Delete the LoRAAdapter of that name."""
+        """Delete the LoRAAdapter with this name and namespace."""
         await self._ask("DELETE", _path_of(obj))
 
     async def _ask(self, method: str, path: str, body: Object | None = None) -> Any:

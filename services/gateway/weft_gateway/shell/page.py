@@ -136,7 +136,7 @@ async def overview(state: AppState, request: Request) -> Response:
 
 
 def _latency(name: str, hour: Tally, minutes: list[Tally]) -> dict[str, Any]:
-    """Milliseconds; null where nothing was measured."""
+    """Return milliseconds, or null without a measurement."""
     of_hour = getattr(hour, name)
     shares = {label: _ms(quantile(of_hour, share)) for label, share in SHARES.items()}
     return {**shares, "count": of_hour.total(), "by_minute": [_ms(quantile(getattr(m, name), 0.5)) for m in minutes]}

@@ -29,7 +29,7 @@ class RateLimits:
         self._limiter, self._clock = Limiter(gateway), clock
 
     def check_caller(self, caller: Principal) -> None:
-        """Refuse what `admit` would refuse whatever its model is. Raises LimitReached, QuotaSpent."""
+        """Refuse a caller that `admit` would refuse for every model. Raises LimitReached, QuotaSpent."""
         self._check([rule for rule in caller.limits if rule.model in EVERY_MODEL], 1)
 
     def check_requests(self, caller: Principal, model: str, requests: int) -> None:

@@ -77,7 +77,7 @@ class PendingAnswer:
             self._pending.append(emit)
 
     def take(self) -> Emit | None:
-        """Everything that has gathered since the last time, as one; None: nothing has."""
+        """Return all output since the last call as one; None without new output."""
         pending, self._pending = self._pending, []
         if len(pending) <= 1:
             return pending[0] if pending else None
@@ -167,7 +167,7 @@ class RequestManager:
         self.feed(events.ClientGone(request_id))
 
     def count_answer(self, model: str | None, namespace: str | None, status: int, code: str) -> None:
-        """One answer to a client. None: a model that is not found, a caller that is not known."""
+        """Count one answer to a client. `None` stands for an unknown model or an unknown caller."""
         self.metrics.count_request(model, status, code)
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
             self.shortages.note(code)
@@ -287,7 +287,7 @@ class RequestManager:
                 self.scheduler.send(GATEWAY_TO_SCHEDULER.encode(cast(GatewayMessage, message)), patience_s=patience_s)
 
     def _finish(self, finish: events.Finish) -> None:
-        """The one end: the client is woken whatever fails here."""
+        """End the request once. The client is woken even if a step here fails."""
         if answer := self._answers.pop(finish.request_id, None):
             answer.finish = finish
             answer.wake()

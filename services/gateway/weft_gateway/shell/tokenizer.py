@@ -109,7 +109,7 @@ class ModelTokenizer:
         return clone
 
     def _set_template(self, read: Callable[[], ChatTemplate | None]) -> None:
-        """Set the template that counts, which the configuration shows; a fault is one of chats alone."""
+        """Set the template in use, shown by the configuration. A fault affects only chats."""
         try:
             self._template = read()
         except TemplateFault as error:
@@ -127,7 +127,7 @@ class ModelTokenizer:
         return _encode(self._tokenizer, [text], add_special_tokens=add_special_tokens)[0]
 
     def sequences_of(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each text where it begins a text, and where it stands behind a space. Raises NotEncodable."""
+        """Return the tokens of each text at the beginning of a text, and after a space. Raises NotEncodable."""
         spellings = [spelling for text in texts for spelling in (text, f" {text.lstrip()}")]
         encoded = _encode(self._tokenizer, spellings, add_special_tokens=False) if texts else []
         return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
@@ -214,7 +214,7 @@ class ModelTokenizer:
         return spelled
 
     def spelled_bytes_of(self, token: int) -> bytes:
-        """The bytes of a token, of a special one those of its spelling."""
+        """Return the bytes of a token; for a special token, the bytes of its spelling."""
         special = self._spelled.get(token)
         return self.bytes_of(token) if special is None else special
 
@@ -257,7 +257,7 @@ class TooManySpecialTokens(ValueError):
 
 
 class SpecialTokenEscaper:
-    """Hides control tokens that a text spells behind marks, and counts them.
+    """Hides control tokens spelled in a text by marks, and counts them.
 
     One search for each spelling, the longest first: as many short calls. A regex of all spellings is one call that
     holds the interpreter lock, and with it the event loop, for seconds on a long text.

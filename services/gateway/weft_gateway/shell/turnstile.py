@@ -96,5 +96,5 @@ class RequestTurns:
         return await self._interpreter.in_thread(tenant, work)
 
     async def encode(self, tenant: str, work: Callable[[], T], is_gone: IsGone | None = None) -> T:
-        """Do what leaves the interpreter alone for most of its time. Raises also what `work` does."""
+        """Run work that releases the interpreter for most of its time. Raises also the errors of `work`."""
         return await self._processors.in_thread(tenant, work, is_gone)

@@ -22,7 +22,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 class Channel:
-    """One end; what it raises is ChannelLost. Any thread sends, and one receives at a time.
+    """An end of a channel. Its errors are ChannelLost. Any thread sends, and a single thread receives.
 
     Under TLS an end that receives is one thread's, but for `wait_for_end` and `close`. The last thread that uses an end
     closes its descriptor: one that is about to read would else read from whatever file has its number by then.
@@ -43,7 +43,7 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """The address of this host that the other one reaches, over TCP."""
+        """The TCP address of this host as seen by the peer."""
         return str(self._end.getsockname()[0])
 
     def set_patience(self, timeout_s: float | None) -> None:
@@ -88,7 +88,7 @@ class Channel:
             return file
 
     def send_bytes(self, body: bytes) -> None:
-        """Send what `receive_bytes` receives, which is not unpacked."""
+        """Send bytes for `receive_bytes`, without unpacking at the receiver."""
         with self._sending, self._use("sending"):
             self._send_part(body)
 
@@ -98,7 +98,7 @@ class Channel:
             return b"".join(self._receive_part(max_bytes))
 
     def has_data(self, timeout_s: float) -> bool:
-        """Within that time something can be received, if only that the other end is gone."""
+        """Return whether data, or the end of the peer, can be received within `timeout_s`."""
         with self._use("waiting"):
             if getattr(self._end, "pending", int)():  # TLS has it already
                 return True

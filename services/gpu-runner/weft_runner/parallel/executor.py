@@ -68,7 +68,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that rank 0 sent to the others, for the arithmetic alone (`model.tensor_parallel`)."""
+        """The bytes sent by rank 0 to the other ranks for arithmetic (`model.tensor_parallel`)."""
         return self._group.sent_bytes
 
     def run(
@@ -85,7 +85,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
             raise ExecutorLost(f"a step of {self._group.size} ranks failed on rank 0: {error}") from error
 
     def _broadcast_step(self, step: StepInput, layers: Layers) -> None:
-        """Send a step; one that the workers have is sent as its tokens and positions alone."""
+        """Send a step. A step known to the workers is sent as its tokens and positions."""
         if step is self._sent:
             self.others.broadcast("again", step.tokens, [row.position for row in step.rows], layers)
         else:

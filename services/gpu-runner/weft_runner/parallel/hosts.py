@@ -108,7 +108,7 @@ class HostsMeeting:
         return self.store
 
     def slots(self, native: Any, tensor: "TensorGroup", stage: int, slot_bytes: int, patience_s: float) -> FetchedSlots:
-        """Make slots that Gloo fetches, which has its own patience."""
+        """Make slots fetched by Gloo, which has a separate patience."""
         del native, stage, patience_s
         slots = FetchedSlots(rank=tensor.rank, size=tensor.size, slot_bytes=slot_bytes)
         slots.fetch = tensor.fetch_slots
@@ -131,7 +131,7 @@ def interface_of(host: str) -> str:
 
 
 class RankListener:
-    """The socket that the other ranks connect to, until all are there."""
+    """The socket for connections of the other ranks, until all ranks are connected."""
 
     def __init__(self, listener: socket.socket, group: Mapping[str, str], secure: Secure) -> None:
         """Own `listener`, which listens already."""
@@ -225,7 +225,7 @@ def _machine(hello: RankHello) -> MachineRates | None:
 def local_ranks(
     settings: RunnerSettings, files: Mapping[str, Path], on_ended: Callable[[str], None]
 ) -> Generator[None]:
-    """Start the ranks of this host behind its first one, as processes that connect to rank 0 by themselves.
+    """Start the further ranks of this host as processes, which connect to rank 0 themselves.
 
     They run until rank 0 closes, or the block is left; `on_ended` is told, from any thread, which one did not.
     """

@@ -30,7 +30,7 @@ class ChannelLost(Exception):
 
 
 class MessageRefused(ChannelLost):
-    """A message that no rank sends, at the end that sent it or at the one that got it: the ranks are not in step."""
+    """A message of unknown form, at its sender or its receiver: the ranks are out of step."""
 
 
 _ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RunnerError)]

@@ -99,7 +99,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
 
 
 class OffloadedPipeline(PipelineParallelExecutor):
-    """Stages whose weights come from disk."""
+    """Stages of a pipeline with weights streamed from disk."""
 
     def __init__(self, model: ModelSpec, ranks: LaunchedRanks, hosts: int) -> None:
         super().__init__(model, ranks, unreceived(hosts))

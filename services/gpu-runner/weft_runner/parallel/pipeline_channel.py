@@ -45,7 +45,7 @@ class PipelineChannel:
     """One stage's place in it."""
 
     def __init__(self, peers: Peers, model: ModelSpec, n_kept: int | None = None) -> None:
-        """`n_kept`: results that may be unreceived after `send_next`; None: one of each stage."""
+        """`n_kept`: results that may be unreceived after `send_next`; None: one for each stage."""
         self._peers, self._model, self._n_kept = peers, model, peers.size if n_kept is None else n_kept
         self._sending: deque[PendingTensor] = deque()  # the oldest first; kept until the other has it
 
@@ -60,7 +60,7 @@ class PipelineChannel:
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that this stage sent."""
+        """The number of bytes sent by this stage."""
         return self._peers.sent_bytes
 
     def hidden(self, tokens: int) -> PendingTensor:

@@ -31,7 +31,7 @@ class Transfer:
         self._x, self._work, self._timeout_s = x, work, timeout_s
 
     def wait(self) -> torch.Tensor:
-        """Return what was sent, or what came.
+        """Wait for the transfer and return its tensor.
 
         Between GPUs the device waits, before whatever is launched next, and NCCL's own watch keeps the time; Gloo has
         only the limit that is passed. Raises RuntimeError: not within the timeout, or the other rank is gone.
@@ -62,7 +62,7 @@ class RankMeeting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """A RankMeeting on one host: descriptors of files in memory that only the ranks of one runner have open.
+    """A RankMeeting on one host, by descriptors of memory files open only in the ranks of a runner.
 
     `meeting`: where they find each other. `shared`: what native tensor ranks exchange (`weft_kernels.cpu.ranks`).
     """
@@ -116,11 +116,11 @@ class TorchRanks:
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that this rank sent to all others."""
+        """The number of bytes sent by this rank to all others."""
         return self.tensor.sent_bytes + self.stages.sent_bytes
 
     def join(self) -> None:
-        """Wait for the others. Raises ExecutorLost."""
+        """Wait until all ranks have joined. Raises ExecutorLost."""
         self._joining = True
         try:
             self._join()
@@ -170,7 +170,7 @@ class TorchRanks:
             self._slots.end()
 
     def close(self) -> None:
-        """Leave the group, to be free for another; where a thread still joins this one, once that has ended."""
+        """Leave the group, to be free for a new group. If a thread is joining it, leave afterwards."""
         with self._lock:
             joining, self._closed = self._joining, True
         if not joining:

@@ -19,7 +19,7 @@ Table = dict[str, tuple[str, tuple[int, ...], int]]  # of each tensor: the dtype
 
 
 class RecordedScales:
-    """The scales of a configuration, and those that were read: `by_module`."""
+    """The scales of a configuration, and the scales read from it: `by_module`."""
 
     def __init__(self, scales: Scales) -> None:
         self._scales = scales

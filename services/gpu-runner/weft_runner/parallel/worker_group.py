@@ -47,7 +47,7 @@ class RankProcess(Protocol):
 
 
 class RankChannels(NamedTuple):
-    """The channels of one rank; at rank 0, or at its own end."""
+    """The channels of a rank, at rank 0 or at the rank itself."""
 
     steps: Channel
     loads: Channel
@@ -56,7 +56,7 @@ class RankChannels(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
-    """One of the other ranks: a child, or a process of another host, of which the first one says what it measured."""
+    """A further rank: a child, or a process of another host with measurements by the host's first rank."""
 
     rank: int
     process: RankProcess
@@ -171,14 +171,14 @@ class WorkerGroup:
         self._on_event = on_event
 
     def replies(self) -> list[Any]:
-        """Take one reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
+        """Take one reply of each worker, by rank, after all have replied. Raises errors of refusals, ExecutorLost."""
         replies = [self._ending_with(worker, lambda w: w.channels.loads.receive()) for worker in self._workers]
         return [_unless_refused(worker, reply) for worker, reply in zip(self._workers, replies, strict=True)]
 
     # ---- end
 
     def close(self) -> None:
-        """End all workers and wait for that; a thread that waits for one of them is woken at once."""
+        """End all workers and wait for their end. A thread waiting for a worker is woken at once."""
         self._closing.set()
         for worker in self._workers:
             for channel in worker.channels:
@@ -207,7 +207,7 @@ class WorkerGroup:
         return [value for _, value in ready]
 
     def _receive_start(self, timeout_s: float) -> None:
-        """Take from each worker the one message that it has sent, if it comes within that time.
+        """Take the first message of each worker, if it arrives within `timeout_s`.
 
         Raises what a worker was refused for, ExecutorLost.
         """
@@ -269,7 +269,7 @@ OFFLOADED_PATIENCE_S = 3600.0  # for a pass over a disk; one that completes no l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchedRanks:
-    """Rank 0's own executor, and the others. `ending`: what closing undoes."""
+    """Rank 0's executor, and the other ranks. `ending`: the actions of closing."""
 
     local: Executor
     ranks: "TorchRanks"

@@ -186,7 +186,7 @@ class AdapterPool:
                 del self._loading[digest]
 
     def _retain(self) -> None:
-        """Keep what the latest list names, and no earlier one: each reads the manifests of all that it names."""
+        """Keep the digests of the latest list, skipping earlier lists: each retention reads all named manifests."""
         with self._lock:
             digests, self._to_retain = self._to_retain, None
         if digests is None:
@@ -206,7 +206,7 @@ def _begin_building() -> None:
 
 
 def _lower_priority() -> None:
-    """Lower the calling thread's priority alone, where the system can (Linux gives each thread its own)."""
+    """Lower only the calling thread's priority, if the system can (Linux gives each thread a priority)."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 

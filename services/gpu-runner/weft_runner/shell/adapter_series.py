@@ -103,5 +103,5 @@ class AdapterSeries(Collector):
 
 
 def _latest(digests: dict[str, AdapterUse] | dict[str, None], limit: int) -> list[str]:
-    """List those that changed last; copied at once, for another thread changes them."""
+    """List the most recently changed digests, copied at once because another thread changes them."""
     return list(islice(reversed(tuple(digests)), limit))

@@ -92,7 +92,7 @@ class DepotSource:
             raise AdapterInvalid(str(error)) from error
 
     def retain(self, digests: frozenset[str]) -> None:
-        """Keep the base and these; a digest that is being fetched is protected by its own lease."""
+        """Keep the base and these digests. A digest in fetch is protected by its lease."""
         fetched = len(self._fetched)
         try:
             removed = self._blobs.retain((self._base, *digests))

@@ -130,7 +130,7 @@ class Engine:
             self.run_once()
 
     def run_once(self) -> None:
-        """Take what was posted, then run a step or a part of one."""
+        """Handle the posted events, then run a step or a part of a step."""
         self._take_events()
         if self._output.sends:
             self._flush()
@@ -190,7 +190,7 @@ class Engine:
         return not self._events.empty() or self.copies.waiting or self.gaps.waiting
 
     def between_steps(self, step_s: float | None) -> None:
-        """Run slices of memory work, as many as steps of that length allow; one where nothing runs."""
+        """Run slices of memory work, as many as steps of this length allow; one slice while nothing runs."""
         if step_s is not None:
             self.copies.between_steps(step_s)
             self.gaps.between_steps(step_s)
@@ -255,7 +255,7 @@ def _is_heartbeat(effect: ev.Effect) -> bool:
 
 
 class EngineThread:
-    """The engine's own thread; `on_failure` is called with a bug that ended it."""
+    """The thread of the engine. `on_failure` is called with the bug that ended it."""
 
     def __init__(self, engine: Engine, threads: int, on_failure: Callable[[BaseException], None]) -> None:
         self._engine, self._threads, self._on_failure = engine, threads, on_failure

@@ -41,7 +41,7 @@ CHUNK_TIME_MS = 100.0  # of a pool without objectives: prompts are chunked to ke
 
 @dataclass(frozen=True, slots=True)
 class EngineBundle:
-    """An engine that is not running yet, and what it was made of."""
+    """A built engine before its start, and its parts."""
 
     engine: Engine
     limits: PoolLimits
@@ -115,7 +115,7 @@ def _settled(
     settings: RunnerSettings, spec: ModelSpec, files: Files, threads: int, gather: GatherRanks | None,
     stopping: Callable[[], bool], ending: ExitStack,
 ) -> tuple[RunnerSettings, OffloadPolicy | None, GatherRanks | None]:  # fmt: skip
-    """Settle the offload policy with what the ranks of other hosts measured, which are gathered. `ending` ends them."""
+    """Settle the offload policy with the measurements of other hosts' ranks, which are gathered. `ending` ends them."""
     gathered: list[GatheredRanks] = []
 
     def rates() -> list[MachineRates]:
@@ -143,7 +143,7 @@ def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
 def _kv_identity(
     settings: RunnerSettings, executor: Executor, ranks: Ranks | None, runner: RunnerId | None
 ) -> KvIdentity | None:
-    """Name the runner to others that it exchanges KV with; None where KV neither leaves it nor comes to it."""
+    """Return the runner's identity for KV exchange; None if KV neither leaves nor arrives."""
     if runner is None or not settings.kv_listen:
         return None
     memory, addresses = executor.kv_memory, ()
@@ -176,7 +176,7 @@ def pool_limits(
     settings: RunnerSettings, spec: ModelSpec, page_bytes: int, *, slots: int, keep_copies: bool = False,
     swaps: bool = False,
 ) -> PoolLimits:  # fmt: skip
-    """Set limits where adapters and KV share one budget here, and one in host memory.
+    """Set limits for a shared budget of adapters and KV on the device, and for a budget in host memory.
 
     Copies of adapters are kept there where the device's memory is not this machine's; `swaps`: KV goes there, too.
     """

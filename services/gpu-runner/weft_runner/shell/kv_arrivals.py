@@ -113,7 +113,7 @@ class OfferedKv:
         return True
 
     def end(self) -> list[ExpectedPages]:
-        """The stream is over: those that are not complete."""
+        """Return the incomplete transfers at the end of the stream."""
         keys = list(self._offered)
         return [arrival for key in keys if (arrival := self.drop(key)) is not None]
 

@@ -34,7 +34,7 @@ class KvConnectionClosed(Exception):
 
 
 class KvConnection:
-    """One connection. One thread sends and one receives; any may close."""
+    """A KV connection. One thread sends and one thread receives; any thread may close it."""
 
     def __init__(self, sock: socket.socket, stall_s: float) -> None:
         self._sock, self._stall_ms = sock, stall_s * 1e3

@@ -77,7 +77,7 @@ def measure_kv(
 
 
 def threshold(faster: list[tuple[int, bool]]) -> float:
-    """The shortest of these lengths, ascending, such that it and all longer ones are faster; inf: there is none."""
+    """Return the shortest length from which all lengths (ascending) are faster; inf if there is none."""
     shortest = inf
     for tokens, is_faster in reversed(faster):
         if not is_faster:

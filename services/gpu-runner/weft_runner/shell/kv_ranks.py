@@ -62,7 +62,7 @@ class ShardedKvStreams:
     # ---- the streams' threads, and those that take events
 
     def _own_event(self, event: KvEvent) -> None:
-        """Take an event of rank 0's own. Raises PeerError, which ends the stream that the event is of."""
+        """Take an event of rank 0. Raises PeerError, which ends the event's stream."""
         with self._lock:
             actions = self._transfers.event(event)
         if isinstance(actions, Closed) and actions != event:
@@ -127,7 +127,7 @@ class RankKv:
 def rank_kv(
     rank: int, identity: KvIdentity, place: KvPlace, memory: KvMemory, report: Callable[[Any], None], *, waits_for: int
 ) -> RankKv:
-    """Listen `waits_for` ports after that of the host's first rank; where that is taken, at any that is free.
+    """Listen `waits_for` ports after the port of the host's first rank, or at any free port.
 
     Raises AddressInUse.
     """

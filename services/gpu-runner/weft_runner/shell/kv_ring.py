@@ -40,7 +40,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class KvRing:
-    """One end. One thread uses it, any may shut it down. `stall_s`: the longest wait for the other end."""
+    """An end of a ring, used by one thread. Any thread may shut it down. `stall_s`: the longest wait for the peer."""
 
     carrier = "memory"
 

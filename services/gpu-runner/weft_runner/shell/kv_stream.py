@@ -46,7 +46,7 @@ class KvTransfer:
 
 
 def count_nothing(name: str, value: float = 1, *labels: str) -> None:
-    """Be a `Count` where nobody counts."""
+    """A `Count` for callers without metrics: counts nothing."""
 
 
 class Payload(Protocol):
@@ -76,7 +76,7 @@ class Job(Guard):
 
 
 class KvStream(ABC):
-    """What both ends share. `_lock`: of the state that the engine's thread and the stream's own threads change."""
+    """The common part of both ends. `_lock` protects state changed by the engine's thread and the stream's threads."""
 
     _encodes: Direction[Any, Any]
     _decodes: Direction[Any, Any]
@@ -382,7 +382,7 @@ class KvReceiver(KvStream):
         super().send(message)
 
     def expect(self, order: ReceiveKv, fence: Any) -> None:
-        """`fence`: after what was written so far to those pages."""
+        """Expect pages. `fence`: the end of earlier writes to these pages."""
         with self._lock:
             if not self._over:
                 key = order.request_id, order.epoch
@@ -458,7 +458,7 @@ class KvReceiver(KvStream):
 
 
 def _key(item: Any) -> Key | None:
-    """Whose pages a job, or whose end a message, is of."""
+    """Return the key of the pages of a job, or of the end in a message."""
     if isinstance(item, Job):
         return item.key
     if item.WhichOneof("message") != "complete":

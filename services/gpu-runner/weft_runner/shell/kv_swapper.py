@@ -42,7 +42,7 @@ class KvSwapper:
                 self._spare.extend(page for host in hosts if (page := self._host.pop(host, None)) is not None)
 
     def close(self) -> None:
-        """End early what is being copied."""
+        """End running copies early and stop the thread."""
         self.execute(DropSwap(tuple(self._copies), ()))
         self._thread.shutdown(wait=True, cancel_futures=True)
 

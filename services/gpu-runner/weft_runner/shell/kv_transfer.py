@@ -264,7 +264,7 @@ def _check_certificate(secure: ssl.SSLSocket, namespace: str, subject: str) -> N
 
 
 def _listen_for_rings(place: KvPlace) -> RingListener | None:
-    """None where this host's other runners have to use TCP."""
+    """Listen for rings; None if other runners of this host must use TCP."""
     try:
         return RingListener(place.runner, place.stall_s)
     except OSError as error:

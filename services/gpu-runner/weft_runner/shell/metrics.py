@@ -80,7 +80,7 @@ class FigureSource:
 
     @property
     def waiting(self) -> int:
-        """Count sequences that have not begun, those whose KV or earlier prompt is on its way here included."""
+        """Count sequences that have not begun, including sequences with KV or an earlier prompt in transfer."""
         pool, swaps = self.pool, tuple(self.pool.swap.by_key.values())
         waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in tuple(pool.sequences.values()))
         return waiting + sum(swap.is_new for swap in swaps) + len(pool.hand_over.kv.incoming)

@@ -75,7 +75,7 @@ def _runner_request(settings: RunnerSettings) -> RunnerRequest:
 
 
 def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:
-    """Replace limits that are 0 by these."""
+    """Replace limits of 0 by the limits of the policy."""
     return replace(
         settings,
         kv_pages=settings.kv_pages or limits.pages,
@@ -85,7 +85,7 @@ def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:
 
 
 def _log(plans: Mapping[int, OffloadPlan], limits: ServingLimits) -> None:
-    """Log one line for each rank."""
+    """Log the plan in a line for each rank."""
     for rank, plan in plans.items():
         policy, predicted = plan.policy, plan.predicted
         about = kv(

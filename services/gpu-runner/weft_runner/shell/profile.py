@@ -153,7 +153,7 @@ class _Bench:
         return StepInput(self._tokens(tokens), (row,), SegmentPlan(tokens, ()))
 
     def _tokens(self, count: int) -> tuple[int, ...]:
-        """Different ones, so that embeddings are not one cached row."""
+        """Return different tokens, so that embeddings are not one cached row."""
         return tuple(i * 7919 % self._limits.vocab_size for i in range(count))
 
     def _pages(self, first: int, count: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ SAVED = 4.0  # shares of a step that are saved while nothing waits: a copy of a 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Work in slices: each step of the iterator does one. `done`: when the last one is, or one has failed."""
+    """Work in slices, one for each step of the iterator. `done` is called after the last or a failed slice."""
 
     slices: Iterator[None]
     done: Future[None] = field(default_factory=Future[None])
@@ -71,7 +71,7 @@ class StepGaps:
             self._credit_s, began = self._credit_s - (now - began), now
 
     def advance(self) -> bool:
-        """Run one slice, and say whether there was one."""
+        """Run one slice. Return whether there was a slice."""
         if not self._tasks:
             return False
         if not _advance(self._tasks[0]):
@@ -79,7 +79,7 @@ class StepGaps:
         return True
 
     def close(self) -> None:
-        """Do all that is left now."""
+        """Do all remaining slices now, without pauses."""
         with self._lock:
             self._closed = True
         while self.advance():

@@ -65,7 +65,7 @@ class SupervisorLink:
             await self._channel.close(None)
 
     def close(self) -> None:
-        """What is queued is still sent."""
+        """Close the link after sending all queued messages."""
         self._link.close()
 
     def send(self, message: RunnerReport | Heartbeat) -> None:
@@ -128,7 +128,7 @@ class SupervisorLink:
                 await self._find_another_way()
 
     async def _find_another_way(self) -> None:
-        """Go on over another connection where the supervisor answers on that one alone."""
+        """Continue over a new connection, if the supervisor answers only on the new connection."""
         opened = self._open_channel()
         stub: Any = HealthStub(opened)  # (its methods are not in the stubs)
         try:

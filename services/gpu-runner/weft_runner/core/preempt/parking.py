@@ -139,7 +139,7 @@ class SequenceParking:
                 self._timers.set_earlier(("parked",), parked.resume_at)
 
     def forget(self, sequence: Sequence) -> None:
-        """Forget an ended sequence."""
+        """Forget the parking state of an ended sequence."""
         self.parked.pop(sequence.key, None)
         self._spent_s.pop(sequence.key, None)
 

@@ -248,7 +248,7 @@ class RequestHistory:
         self.consolidations += 1
 
     def avoid(self, runner_id: RunnerId, deadline: float) -> None:
-        """Avoid a runner until `deadline`."""
+        """Place nothing on a runner until `deadline`, in seconds."""
         self.avoidance = self.avoidance or Avoidance()
         self.avoidance.add(runner_id, deadline)
 

@@ -158,6 +158,6 @@ class Autoscaler:
         return changed
 
     def forget(self, uuid: str) -> None:
-        """Forget a lost runner."""
+        """Forget a lost runner among the victims."""
         if uuid in self.victims:
             self.victims.remove(uuid)

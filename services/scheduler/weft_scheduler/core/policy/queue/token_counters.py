@@ -115,7 +115,7 @@ class TenantShares:
         self._unranked.update(self.running)
 
     def add(self, tenant: str) -> None:
-        """Count an arrived request."""
+        """Count an arrived request of the tenant."""
         self.tenants[tenant] += 1
         if self.tenants[tenant] == 1:
             self.weight += self._counters.weight(tenant)

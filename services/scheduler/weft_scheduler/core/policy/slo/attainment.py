@@ -18,7 +18,7 @@ class Attainment:
         self._at = -math.inf
 
     def count(self, ttft_met: bool, token_time_met: bool, now: float) -> None:
-        """Count a finished request."""
+        """Count a finished request by its met objectives."""
         decay = math.exp((self._at - now) / TAU_S)
         met = (True, ttft_met and token_time_met, ttft_met, token_time_met)
         finished, both_met, ttft, token_time = [
