@@ -11,7 +11,7 @@ SOCKET_PATH_BYTES = 100  # the kernel allows about 107
 
 
 def is_disk_full(error: OSError) -> bool:
-    """True where a disk, or the quota of a user on it, has no room."""
+    """Return whether a disk, or the quota of a user on it, has no room."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

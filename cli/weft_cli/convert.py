@@ -16,7 +16,7 @@ from weft_cli.output import note, say
 def convert(files: Sequence[Path]) -> None:
     """Print the documents of the files in today's form; say on standard error what has no successor.
 
-    Objects of other groups pass as they are, and so do lists, item by item. Raises BadInput where a document cannot be
+    Objects of other groups pass as they are, and so do lists, item by item. Raises BadInput if a document cannot be
     read, or is wrong in today's form too.
     """
     if not files:

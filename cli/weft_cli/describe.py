@@ -88,7 +88,7 @@ def describe_pool(obj: Object, runners: Sequence[RunnerRow], now: float, unknown
 
 
 def _template(obj: Object) -> str:
-    """Describe whose chat template renders chats; the conditions say whether it does. "" where it is not known."""
+    """Describe whose chat template renders chats; the conditions say whether it does. "" if it is not known."""
     status = obj.get("status", {})
     if supplied := status.get("suppliedChatTemplate"):
         return f"{supplied['from']} of the spec, {supplied['digest']}"

@@ -14,7 +14,7 @@ TOLD = ("weft_kernels.cpu.build", "weft_kernels.cpu.compiler")  # loggers of wha
 def prepare_kernels(executor: str | None) -> None:
     """Build the kernels for this CPU if need be, unless no runner will look for them.
 
-    Raises CommandError where there are none, and no torch for another executor; BadInput for a wrong $WEFT_CPU_LEVEL.
+    Raises CommandError if there are none, and no torch for another executor; BadInput for a wrong $WEFT_CPU_LEVEL.
     """
     if executor in ("cuda", "reference"):
         return

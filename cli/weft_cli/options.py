@@ -134,7 +134,7 @@ class LogLevel(StrEnum):
 
 
 def checked_data_dir(data_dir: Path | None) -> Path:
-    """The data directory of the flag, else the usual one. Raises BadInput where something else is in its place."""
+    """The data directory of the flag, else the usual one. Raises BadInput if something else is in its place."""
     folder = (data_dir or data_root()).absolute()
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"the data directory {folder} is not a folder", "name another with --data-dir")

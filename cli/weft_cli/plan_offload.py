@@ -41,7 +41,7 @@ Plans = Mapping[int, OffloadPlan]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the pool or the machine, and tokens a second with it; 0 where no policy fits."""
+    """A change of the pool or the machine, and tokens a second with it; 0 if no policy fits."""
 
     subject: str
     tokens_per_s: float

@@ -67,7 +67,7 @@ def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str,
 
 
 def publish(api: ObjectApi, uri: str, publication: Publication) -> None:
-    """Make the content the adapter's. Raises Changed where `if_digest` does not hold, NotThere, CommandError."""
+    """Make the content the adapter's. Raises Changed if `if_digest` does not hold, NotThere, CommandError."""
     for attempt in range(ATTEMPTS):
         previous = _find(api, publication)
         _check(previous, publication)

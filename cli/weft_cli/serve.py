@@ -150,7 +150,7 @@ def _written(file: Path) -> list[Object]:
 
 
 def _from_root(value: Any, folder: Path) -> Any:
-    """Rewrite each `uri: file:PATH` of a manifest from / on, where it is from the folder on. Raises BadInput."""
+    """Rewrite each `uri: file:PATH` of a manifest from / on, if it is from the folder on. Raises BadInput."""
     if isinstance(value, list):
         return [_from_root(entry, folder) for entry in value]
     if not isinstance(value, dict):
@@ -201,7 +201,7 @@ def parse_source(text: str, subject: str) -> ServeSource:
 
 
 def adapters_below(folder: Path) -> list[ServeSource]:
-    """List each folder there that is not hidden and has an adapter_config.json. Raises BadInput where none has."""
+    """List each folder there that is not hidden and has an adapter_config.json. Raises BadInput if none has."""
     if (folder / ADAPTER_CONFIG).is_file():
         raise BadInput(f"--adapters {folder} is an adapter itself", f"name it with --adapter {folder}")
     try:
@@ -355,7 +355,7 @@ def _mebibytes(n_bytes: int) -> str:
 def _pages(spec: ModelSpec, served: ServedModels, memory: MemoryLimit) -> int:
     """Choose the number of KV pages: half of what weights leave of the memory, and no more than is of use.
 
-    Of use are pages for as many sequences as a batch has, each as long as the model's context. Raises BadInput where
+    Of use are pages for as many sequences as a batch has, each as long as the model's context. Raises BadInput if
     weights and a single context do not fit.
     """
     page, context = page_bytes(spec, "bf16", PAGE_TOKENS), -(-spec.max_positions // PAGE_TOKENS)
@@ -387,7 +387,7 @@ def _model_spec(source: ServeSource) -> ModelSpec | None:
 
 
 def _largest_rank(source: ServeSource) -> int:
-    """The largest rank of an adapter's modules; 0 where nothing here says it. The depot tells what is wrong with it."""
+    """The largest rank of an adapter's modules; 0 if nothing here says it. The depot tells what is wrong with it."""
     if source.folder is None:
         return 0
     try:

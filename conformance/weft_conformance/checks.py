@@ -72,7 +72,7 @@ class Server:
         return (await self._client.post("/v1/completions", json=body)).status_code
 
     async def find_bypass(self, model: Model) -> bool:
-        """Find the fields by which references pass the prefix cache by. Returns False where the server takes none."""
+        """Find the fields by which references pass the prefix cache by. Returns False if the server takes none."""
         for fields in ({"cache_salt": "a", "cache_prompt": False}, {"cache_salt": "a"}, {"cache_prompt": False}):
             body: dict[str, Any] = {
                 "model": model.name,

@@ -40,7 +40,7 @@ class Objects:
         content: str = "application/json",
         query: Mapping[str, str] | None = None,
     ) -> Json:
-        """Make one request. Raises Refused where it fails, and urllib3's errors where there is no answer."""
+        """Make one request. Raises Refused if it fails, and urllib3's errors where there is no answer."""
         with _refusals(f"{method} {path}"):
             return self._client_of_all().request(
                 method,

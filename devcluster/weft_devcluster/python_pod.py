@@ -39,7 +39,7 @@ class PythonVolumes:
 
 
 def python_volumes() -> PythonVolumes:
-    """Gather system libraries, Python, the virtual environment and the checkout, where they lie here."""
+    """Gather system libraries, Python, the virtual environment and the checkout, if they lie here."""
     places = _outermost([Path(sys.base_prefix), Path(sys.prefix), ROOT])
     paths = {path: Path(path).resolve() for path in SYSTEM if Path(path).exists()}
     paths |= {str(place): place for place in places} | {CACHE: built_kernels()}

@@ -38,7 +38,7 @@ def node_values(sources: Path) -> dict[str, Any]:
 
 
 def overlay(volumes: Sequence[Any], mounts: Sequence[Any], environment: Sequence[Any] = ()) -> dict[str, Any]:
-    """Make what a component's `pod` says of volumes, where they are mounted, and variables."""
+    """Make what a component's `pod` says of volumes, if they are mounted, and variables."""
     return {"spec": {"volumes": [*volumes]}, "container": {"volumeMounts": [*mounts], "env": [*environment]}}
 
 

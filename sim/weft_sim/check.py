@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run the scenarios and return 0 where all laws held in every run, else 1."""
+    """Run the scenarios and return 0 if all laws held in every run, else 1."""
     began = time.perf_counter()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     if arguments.trace is not None and len(seeds) != 1:

@@ -56,7 +56,7 @@ def extend(chain: int, token: int, key: int) -> int:
 
 
 def ends(seed: int, position: int) -> bool:
-    """True where the token at an absolute position is the end of its sequence."""
+    """Return whether the token at an absolute position is the end of its sequence."""
     output_tokens = seed & LENGTH_MASK
     return output_tokens > 0 and position - ((seed >> LENGTH_BITS) & LENGTH_MASK) >= output_tokens
 

@@ -171,7 +171,7 @@ class Network:
         ]
 
     def reaches(self, stream: Stream) -> bool:
-        """True where the server of a stream answers on it now."""
+        """Return whether the server of a stream answers on it now."""
         passes = all(stream.alive) and not stream.broken and not self._is_cut(stream)
         return passes and stream.ends[1].still_until <= self.clock.now
 

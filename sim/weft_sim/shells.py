@@ -81,7 +81,7 @@ class BaseShell:
     """Defaults of methods that most processes do not need."""
 
     def accepts(self, process: SimulatedProcess, client: SimulatedProcess, hello: object) -> bool:
-        """True where the hello is the contract's; a runner's certificate is for its own namespace."""
+        """Return whether the hello is the contract's; a runner's certificate is for its own namespace."""
         match process.kind, client.kind:
             case Kind.SUPERVISOR, Kind.RUNNER:
                 assert isinstance(client.shell, RunnerShell)
@@ -234,7 +234,7 @@ class KvArrivals:
         return True
 
     def is_complete(self, in_kv: int, page_tokens: int) -> bool:
-        """True where every page of `in_kv` tokens is there."""
+        """Return whether every page of `in_kv` tokens is there."""
         return self._written >= set(range(self._first, -(-in_kv // page_tokens)))
 
 

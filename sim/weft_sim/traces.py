@@ -134,7 +134,7 @@ def _seconds(time: str, *, milliseconds: bool) -> float:
 def adapter_draw(popularity: str, adapters: int, chance: random.Random) -> Iterator[int]:
     """The adapter of each next request, by Punica's popularities (section 7): identical, distinct, uniform, skewed.
 
-    -1 for ever where there is none. Skewed is Zipf with exponent 1.5.
+    -1 for ever if absent. Skewed is Zipf with exponent 1.5.
     """
     if adapters == 0 or popularity == "identical":
         while True:

@@ -1,4 +1,4 @@
-"""Adapters: where one is, where it has to be, and what the registry declares."""
+"""Adapters: where one is, if it has to be, and what the registry declares."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum

@@ -1,6 +1,6 @@
 """The identities that every core orders things by: who owns a request, and which process a runner is.
 
-Named tuples, not dataclasses: both are dictionary keys on hot paths, where a tuple's hash is several times faster.
+Named tuples, not dataclasses: both are dictionary keys on hot paths, if a tuple's hash is several times faster.
 """
 
 from typing import Annotated, NamedTuple

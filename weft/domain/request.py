@@ -286,7 +286,7 @@ class SequenceTokens(NamedTuple):
 
     `logprobs`: one for each token where the request asked for them. `doublings`: of the reservation so far.
     `cached_tokens`: of the prompt, that were reused instead of computed; 0 except beside the epoch's first token.
-    `draft_use`: of the step, where it guessed tokens of the request's draft; the accepted tokens come first.
+    `draft_use`: of the step, if it guessed tokens of the request's draft; the accepted tokens come first.
     """
 
     request_id: str

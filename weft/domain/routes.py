@@ -184,7 +184,7 @@ class AdapterSpec(Route):
 
 @dataclass(frozen=True, slots=True)
 class RegistryHello:
-    """A registry's stream is open. `term`: of the operator's leadership; 0 where there is only one.
+    """A registry's stream is open. `term`: of the operator's leadership; 0 if there is only one.
 
     None: the stream has sent nothing, and may only listen to statuses.
     """

@@ -43,7 +43,7 @@ class RequestSpan:
         return self.traceparent.split("-")[1]
 
     def end(self, name: str, attributes: Mapping[str, Attribute | None], error: str = "") -> None:
-        """`error`: its code, where the request failed. Attributes that are None are left out."""
+        """`error`: its code, if the request failed. Attributes that are None are left out."""
         _describe(self._span, attributes, error)
         self._span.update_name(name)
         self._span.end()

@@ -58,7 +58,7 @@ class SendQueue(Generic[Out]):
     def put(self, message: Out, *, patience_s: float = 0.0) -> bool:
         """Queue a message. Returns False (and is closed from then on) when the peer does not keep up.
 
-        It may wait so long for another one to go with, where the peer takes several as one.
+        It may wait so long for another one to go with, if the peer takes several as one.
         """
         if self.closed:
             return False
@@ -244,7 +244,7 @@ class ClientStream(Generic[Out, In]):
 
 
 async def accepted_by(call: Any) -> str | None:
-    """Wait for a server's first word: TAKES_FOLLOWING where it does, None where the call has failed."""
+    """Wait for a server's first word: TAKES_FOLLOWING where it does, None if the call has failed."""
     return dict(await call.initial_metadata() or ()).get(ACCEPTED[0])
 
 

@@ -177,7 +177,7 @@ class Loaded:
         return self.step([RowOf(1, context, slot) for slot in slots])
 
     def run(self, step: StepInput) -> torch.Tensor:
-        """Run a step and return its logits. Raises WrongAdapter where a row has no finite maximum."""
+        """Run a step and return its logits. Raises WrongAdapter if a row has no finite maximum."""
         logits = self.executor.run(step).clone()
         choices = self.executor.sample(logits, [SamplingArgs(Sampling(), 0)] * len(logits))
         if bad := [row for row, choice in enumerate(choices) if choice is None]:

@@ -90,7 +90,7 @@ def refuse(reason: str, code: int) -> None:
 
 
 def no_gpu() -> str:
-    """Return why the driver has no GPU, at once, where torch takes seconds. Empty where there is one."""
+    """Return why the driver has no GPU, at once, where torch takes seconds. Empty if present."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

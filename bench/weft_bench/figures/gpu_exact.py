@@ -38,7 +38,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def exact(bench: Bench) -> Iterator[Line]:
-    """Compare logits of the base and three adapters. Raises ImportError where there is no transformers or no peft."""
+    """Compare logits of the base and three adapters. Raises ImportError if there is no transformers or no peft."""
     gpu, (prompt, more) = bench.gpu, bench.amounts.exact_tokens
     spec = spec_of(bench.amounts.shape, 2 * (prompt + 7 * len(NAMES) + more))
     weights = random_weights(spec, Numbers(gpu.device, gpu.dtype))

@@ -54,7 +54,7 @@ def steps(bench: Bench) -> Iterator[Line]:
 
 
 def _decode(bench: Bench, loaded: Loaded, rows: int, context: int) -> Iterator[Line]:
-    """Measure a step of each popularity. Raises WrongAdapter where an adapter changes nothing: it was not computed."""
+    """Measure a step of each popularity. Raises WrongAdapter if an adapter changes nothing: it was not computed."""
     bench.check_time()
     base_s, base_bytes, base_logits = 0.0, 0.0, torch.empty(0)
     for kind in (BASE, *POPULARITIES):
@@ -130,7 +130,7 @@ def operator(bench: Bench) -> Iterator[Line]:
 
 
 def _launch(bench: Bench, operator_: Operator, batch: Batch) -> Callable[[], None]:
-    """Return the work of one operator on the device. Raises WrongAdapter where a chunk has another adapter."""
+    """Return the work of one operator on the device. Raises WrongAdapter if a chunk has another adapter."""
     gpu, slots = bench.gpu, sorted(slot for slot in batch.adapters if slot is not None)
     layout = Layout(1, (SiteShape(operator_.n_in, operator_.widths),), RANK)
     ranks = [RANK] * len({*slots})

@@ -205,7 +205,7 @@ def peer_figures(model: Model, origin: Origin, run: Run, python: Path) -> Iterat
 
 
 def _in_group(model: Model, who: str, batch: Batch, limit: int, python: Path, run: Run) -> tuple[float | None, int]:
-    """Return the tokens a second of a whole run, None where the engine does not fit, and its peak of memory."""
+    """Return the tokens a second of a whole run, None if the engine does not fit, and its peak of memory."""
     folders = tuple(None if path is None else str(path) for path in model.adapters(batch))
     load, rate = Load(folders, model.prompt_tokens, model.tokens, model.shape.vocab), None
     with TemporaryDirectory(prefix="weft-offload-") as scratch, memory_group(limit) as group:

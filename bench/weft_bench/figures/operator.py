@@ -75,7 +75,7 @@ async def measure(options: cases.Operator, run: Run) -> list[Line]:
 class Writes:
     """The writes of the operator. `by` counts requests by kind, refused requests included.
 
-    `refused`: how many of them were answered with 4xx or 5xx; None where nobody tells.
+    `refused`: how many of them were answered with 4xx or 5xx; None if nobody tells.
     """
 
     by: Counter[str]

@@ -440,7 +440,7 @@ def _words(flags: dict[str, Any]) -> list[str]:
 
 
 def load(work: dict[str, Any]) -> tuple[str, Callable[..., dict[str, float]]]:
-    """Return what runs, and what answers a case. Raises RuntimeError where the code is another checkout's."""
+    """Return what runs, and what answers a case. Raises RuntimeError if the code is another checkout's."""
     if Path(work["checkout"]) not in Path(machine.__file__).parents:
         raise RuntimeError(f"expected the code of {work['checkout']}, got {machine.__file__}")
     engines = {name: Engine(engine, work["scratch"]) for name, engine in work["engines"].items()}

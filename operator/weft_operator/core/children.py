@@ -1,6 +1,6 @@
 """The objects that a pool owns in a cluster, as complete intents for server-side apply.
 
-A Deployment for each runner group, or, where a runner has several pods, a StatefulSet for each runner: its pods have
+A Deployment for each runner group, or, if a runner has several pods, a StatefulSet for each runner: its pods have
 stable names, by a headless Service, come at once and go at once. For the whole pool a PodDisruptionBudget (how many
 runners a drained node takes at a time) and a ServiceAccount without rights and without a token. All carry the pool as
 their owner: with it they go.

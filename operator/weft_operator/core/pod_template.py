@@ -85,7 +85,7 @@ def _empty_dir(name: str, size: int | str | None) -> Json:
 
 
 def _resources(resources: Object, volumes: list[Json]) -> Json:
-    """Add the disk of the node that the pod's volumes may hold, where the resources do not name it themselves."""
+    """Add the disk of the node that the pod's volumes may hold, if the resources do not name it themselves."""
     folders = [volume["emptyDir"] for volume in volumes if "emptyDir" in volume]
     sizes = [folder["sizeLimit"] for folder in folders if "sizeLimit" in folder and "medium" not in folder]
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}

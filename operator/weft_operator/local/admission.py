@@ -1,7 +1,7 @@
 """Admission of objects on one machine: the same refusals, with the same messages, as the API server and its schema
 give.
 
-`admit` judges one object by its fields (the types of `weft.api`, from which the CRDs are made too) and, where it exists
+`admit` judges one object by its fields (the types of `weft.api`, from which the CRDs are made too) and, if it exists
 already, by what must not change. `Admission` asks the rules between objects (`weft_operator.core.validation`) too, as
 the webhook does in a cluster.
 """

@@ -1,4 +1,4 @@
-"""Compile a GPU's kernels where there is none: images carry them, so that no runner compiles at its first start.
+"""Compile a GPU's kernels if absent: images carry them, so that no runner compiles at its first start.
 
     python -m weft_runner.compile_kernels [CONFIG ...] [--capability 80 90] [--max-rank 16 64]
 

@@ -58,7 +58,7 @@ def _groups(proc: Path, cgroup: Path) -> list[MemoryLimit]:
 
 
 def _left(group: Path) -> MemoryLimit | None:
-    """v2's names, then v1's; None where the group has no limit or is not visible from here."""
+    """v2's names, then v1's; None if the group has no limit or is not visible from here."""
     for limit_file, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         limit, usage = _number(group / limit_file), _number(group / used)
         if limit is not None and usage is not None and limit < NO_LIMIT:
@@ -170,7 +170,7 @@ def _layer_bytes(spec: ModelSpec, kind: str) -> int:
 
 
 def _embedding_bytes(spec: ModelSpec, kind: str) -> int:
-    """The head, and the embedding where it is not the head itself or read from the mapped file."""
+    """The head, and the embedding if it is not the head itself or read from the mapped file."""
     head = packed_bytes(spec.vocab_size, spec.hidden_size, kind)
     if kind in PLAIN:
         number = 0 if spec.tied_embeddings else PLAIN[kind]

@@ -46,7 +46,7 @@ class PlanningProblem:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A simulated design. `missed`: the objective that ended it, or the first that its quantiles miss; `values`: of the
-    objectives, where the run came to its end; `most_mixed` runners at a time."""
+    objectives, if the run came to its end; `most_mixed` runners at a time."""
 
     design: Design
     missed: str | None

@@ -34,7 +34,7 @@ class Write:
 
     @property
     def accepted(self) -> bool:
-        """True where the write got past the checks and was not a dry run: the store has seen it."""
+        """Return whether the write got past the checks and was not a dry run: the store has seen it."""
         return self.code < 400 and not self.dry_run
 
 

@@ -16,7 +16,7 @@ BenchFailed
 
 
 class BenchFailed(RuntimeError):
-    """The message says what happened and, where it can be known, what to do."""
+    """The message says what happened and, if it can be known, what to do."""
 
 
 class BadOption(BenchFailed):

@@ -1,6 +1,6 @@
 """`python -m weft_stage.linked_runner FLAGS`: a runner that gets KV of others over TCP, through a link.
 
-Others are given `--kv-listen` as it stands, 127.0.0.1:PORT; the runner itself listens at `behind` of it, where a link
+Others are given `--kv-listen` as it stands, 127.0.0.1:PORT; the runner itself listens at `behind` of it, if a link
 leads (`weft_trouble.links`). `--shared-memory` as the first argument: pages of this host's runners pass beside the
 link.
 """

@@ -34,7 +34,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(limit_bytes: int, root: Path = ROOT) -> Generator[MemoryGroup]:
-    """All of its processes have ended when the block is left. Raises NoGroup where none can be made."""
+    """All of its processes have ended when the block is left. Raises NoGroup if none can be made."""
     first = root / "memory"
     path = (first if first.is_dir() else root) / f"weft-bench-{os.getpid()}"
     try:

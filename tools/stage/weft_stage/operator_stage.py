@@ -196,5 +196,5 @@ class Stage:
 
 
 def leads(samples: Sequence[Sample]) -> bool:
-    """True where an operator with these metrics leads."""
+    """Return whether an operator with these metrics leads."""
     return total(samples, "weft_operator_leader") == 1.0

@@ -48,7 +48,7 @@ class Process:
             return []
 
     def ready(self) -> bool:
-        """True where it answers /readyz with 200. Raises StackFailed when it has ended."""
+        """Return whether it answers /readyz with 200. Raises StackFailed when it has ended."""
         self._require_alive()
         try:
             with urllib.request.urlopen(f"http://{self.probes}/readyz", timeout=5):

@@ -181,7 +181,7 @@ class Stack:
             return []
 
     def _all_served(self, models: Sequence[str]) -> bool:
-        """True where every pool has its replicas, every adapter is ready, and the gateway has the adapter's name.
+        """Return whether every pool has its replicas, every adapter is ready, and the gateway has the adapter's name.
 
         With a key the gateway lists only the models of one namespace.
         """
@@ -195,7 +195,7 @@ class Stack:
 
 
 def is_ready(obj: Mapping[str, Any]) -> bool:
-    """True where the Ready condition of an object is True."""
+    """Return whether the Ready condition of an object is True."""
     conditions: Sequence[Mapping[str, Any]] = obj.get("status", {}).get("conditions", [])
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 

@@ -285,7 +285,7 @@ class Stage:
 
     @contextlib.contextmanager
     def no_trouble(self) -> Generator[None]:
-        """Watch the logs of the block. Raises StackFailed where one tells of a broken invariant or has a traceback."""
+        """Watch the logs of the block. Raises StackFailed if one tells of a broken invariant or has a traceback."""
         logs = [*(self.stack.data_dir / "logs").glob("*.log"), self.gateway.log]
         sizes = {log: log.stat().st_size for log in logs}
         yield

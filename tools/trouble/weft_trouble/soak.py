@@ -46,7 +46,7 @@ class Done:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the median slope between pairs of (x, y) with different x; 0 where there are none."""
+    """Return the median slope between pairs of (x, y) with different x; 0 if there are none."""
     some = points[:: max(1, len(points) // MAX_PAIRED_SAMPLES)]
     return median([(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(some, 2) if x1 != x2] or [0.0])
 

@@ -258,7 +258,7 @@ class Activities:
         return (one for one in found if one["observedGeneration"] == generation and one["type"] == "Ready")
 
     async def _is_ready(self, plural: str, namespace: str, name: str) -> bool:
-        """True where the object is Ready. Raises Wrong where it is so with an older content, this one being refused."""
+        """Return whether the object is Ready. Raises Wrong if it is Ready with an older content."""
         found = list(await self._conditions(plural, namespace, name))
         for one in found:
             _expect(one["reason"] != "UpdateFailed", f"{name}: {one['message']}")

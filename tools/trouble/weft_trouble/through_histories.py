@@ -141,7 +141,7 @@ class Clients:
         await self._publish(name, rng, makes=False)
 
     async def _publish(self, name: str, rng: random.Random, *, makes: bool = True) -> None:
-        """Publish a content that is new; `makes`: also the adapter, where it is not there."""
+        """Publish a content that is new; `makes`: also the adapter, if it is not there."""
         number = next(self._numbers)
         content = self._manifests / "adapters" / f"content-{number}"
         copy_adapter(self._manifests / "adapters" / rng.choice(CONTENTS), content, content.name)

@@ -26,7 +26,7 @@ class LoraConfig(Protocol):
     """The part of adapter_config.json about each module, by its name in training (`weft.artifacts.adapter_config`)."""
 
     def rank_of(self, module: str, /) -> int | None:
-        """The rank that this module's tensors should have; None where that is not known."""
+        """The rank that this module's tensors should have; None if that is not known."""
         ...
 
     def scale_of(self, module: str, rank: int, /) -> float:

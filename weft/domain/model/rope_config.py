@@ -32,7 +32,7 @@ _NAMES_OF_LONGROPE = ("longrope", "su", "yarn")  # the latter two in early confi
 
 
 def parse_ropes(config: JsonObject, family: Family, head_dim: int, max_positions: int) -> tuple[RopeSpec, ...]:
-    """Read the model's rotations: of full layers first, then, where it is another one, of those with windows.
+    """Read the model's rotations: of full layers first, then, if it is another one, of those with windows.
 
     Raises Refused: ConfigInvalid, UnsupportedModel.
     """
@@ -84,7 +84,7 @@ def _original(fields: JsonObject) -> int:
 def _rope(
     name: str, rope: JsonObject, family: Family, head_dim: int, max_positions: int, before: int
 ) -> RopeSpec:  # fmt: skip
-    """`before`: the length before scaling, where it stands beside the scaling; 0: it is in it, or the model's."""
+    """`before`: the length before scaling, if it stands beside the scaling; 0: it is in it, or the model's."""
     kind = _check(name, rope, family)
     before = before or (_original(rope) if _ORIGINAL in rope else max_positions)
     share = _number(rope, _SHARE, 1.0)

@@ -37,7 +37,7 @@ TYPES = {
 
 
 class Custom(NamedTuple):
-    """A field whose functions are written by hand. `names`: its fields of the message, where they are not its name."""
+    """A field whose functions are written by hand. `names`: its fields of the message, if they are not its name."""
 
     fill: Callable[[Any, Any], None]  # the field's value into the message
     read: Callable[[Any], Any]  # from the message

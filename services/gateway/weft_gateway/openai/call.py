@@ -118,7 +118,7 @@ class AnswerEncoder(ABC):
 class ModelEndpoint(ABC, Generic[T]):
     """One way to call a model. `name`: of its operation; `operation`: `gen_ai.operation.name` of its spans.
 
-    `completed`, where there is one, adds what is not in a request's body; it raises ApiError. `before_end` does what is
+    `completed`, if present, adds what is not in a request's body; it raises ApiError. `before_end` does what is
     due once every choice has ended well, before the last bytes are sent; it returns the body of an answer that is sent
     whole where it has become another.
     """

@@ -160,7 +160,7 @@ def _pool(pools: Sequence[Object], base: str | None) -> Object:
 def _new_adapter(name: str, pool: Object, adapters: Sequence[Object]) -> Object:
     """Make a LoRAAdapter without a source, under an unused name.
 
-    `NAMESPACE/NAME` is that namespace's, whose keys may then ask for it, where the pool allows the namespace.
+    `NAMESPACE/NAME` is that namespace's, whose keys may then ask for it, if the pool allows the namespace.
     """
     metadata, allowed = pool["metadata"], pool["spec"].get("allowedNamespaces", ())
     namespace, _, pool_name = name.rpartition("/")
@@ -252,7 +252,7 @@ async def _form(files: dict[str, Path], boundary: str) -> AsyncIterator[bytes]:
 
 
 async def _until_served(state: AppState, objects: ObjectsClient, made: Object) -> Object:
-    """The object once requests are served by it. Raises BadRequest where it is refused."""
+    """The object once requests are served by it. Raises BadRequest if it is refused."""
     async with contextlib.aclosing(objects.changes(made)) as changes:
         while not is_refused(obj := await anext(changes)):  # what was there before may go on being served
             if is_ready(obj):

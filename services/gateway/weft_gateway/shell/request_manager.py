@@ -54,7 +54,7 @@ class PendingAnswer:
     """One answer's side towards the client: what has gathered since the last chunk, and the end.
 
     `wake`: called where there is something new; it is the same for the answers to one call. `model`: for the log.
-    `prompt_logprobs`: of every token of the prompt, None for the first one; empty where they are not asked for, not
+    `prompt_logprobs`: of every token of the prompt, None for the first one; empty if they are not asked for, not
     here yet, or another answer's: they come with the first one. `cached_tokens`: tokens of the prompt that were reused;
     None: the answer has not begun.
     """

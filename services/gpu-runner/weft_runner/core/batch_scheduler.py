@@ -49,7 +49,7 @@ class BatchScheduler:
         """Choose the next batch; both inputs are in order of service.
 
         `keys`: tokens in KV of the decoding ones. `steps`: iterations, this one included, before one of them needs a
-        page, or 0 where the batch must not run again as it is; asked only when no prompt waits.
+        page, or 0 if the batch must not run again as it is; asked only when no prompt waits.
         """
         batch = [candidate for candidate in (*prefilling, *decoding) if candidate.priority is Priority.BATCH]
         if batch and self._limits.batching is Batching.MIXED:

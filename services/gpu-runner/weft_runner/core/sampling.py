@@ -56,7 +56,7 @@ class LogitAdjustments:
     """The adjusted logits of some tokens; all remaining logits are unchanged. Owner: its sequence.
 
     Of `tokens[i]`, in double precision: the logit, plus `biases[i]`, divided by `scales[i]` where that is positive and
-    multiplied where it is not, plus `values[i]`. `biases` and `scales` are None without a repetition penalty (CTRL,
+    multiplied if it is not, plus `values[i]`. `biases` and `scales` are None without a repetition penalty (CTRL,
     Keskar et al. 2019, section 4.1, as transformers has it: of each token of prompt and answer, once); then `values`
     have the biases too.
     The other penalties are OpenAI's: count * frequency + (count > 0) * presence, where `count` is how often the token
@@ -139,7 +139,7 @@ class LogitAdjustments:
 def logit_adjustments(
     sampling: Sampling, answer: Iterable[int], prompt: Iterable[int] = (), eos: Iterable[int] = ()
 ) -> LogitAdjustments | None:
-    """What becomes of the logits after an answer so far to that prompt; None where they stay as they are for good."""
+    """What becomes of the logits after an answer so far to that prompt; None if they stay as they are for good."""
     if not (sampling.logit_bias or sampling.min_tokens or sampling.bad_words or _penalises(sampling)):
         return None
     return LogitAdjustments(sampling, answer, prompt, eos)

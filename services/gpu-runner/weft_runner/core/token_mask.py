@@ -64,7 +64,7 @@ class TokenMask:
 
     @property
     def fault(self) -> str:
-        """Why no token may follow, where the grammar says so."""
+        """Why no token may follow, if the grammar says so."""
         return "" if self.grammar is None else self.grammar.fault
 
     @property
@@ -94,7 +94,7 @@ class TokenMask:
 
 
 def token_mask(allowed: Iterable[int], grammar: GrammarState | None, vocab_size: int) -> TokenMask | None:
-    """None where every token may come. `allowed`: tokens of the vocabulary; empty: all of them."""
+    """None if every token may come. `allowed`: tokens of the vocabulary; empty: all of them."""
     packed = _packed(allowed, vocab_size)
     return None if packed is None and grammar is None else TokenMask(packed, grammar)
 

@@ -75,7 +75,7 @@ def make(settings: RunnerSettings, base: ModelSource, part: Partition, ranks: "T
 
 
 def max_slots(settings: RunnerSettings) -> int:
-    """Bound the adapters on the device by what its pages could hold, where no bound is set."""
+    """Bound the adapters on the device by what its pages could hold, if no bound is set."""
     return settings.max_adapters or min(settings.kv_pages, MAX_SLOTS)
 
 

@@ -74,7 +74,7 @@ def kind_of(name: str) -> ExecutorKind:
 
 
 def settle_executor(settings: RunnerSettings, spec: ModelSpec) -> tuple[RunnerSettings, ExecutorKind]:
-    """Name what computes in the settings, where they leave it open.
+    """Name what computes in the settings, if they leave it open.
 
     A split model goes to GPUs wherever there is one: too few of them is an error. Raises ExecutorUnavailable.
     """

@@ -156,12 +156,12 @@ class Executor(Protocol):
 
     @property
     def numerics_class(self) -> str:
-        """Sequences may move between runners of one class and continue bit for bit, where the class promises it."""
+        """Sequences may move between runners of one class and continue bit for bit, if the class promises it."""
         ...
 
     @property
     def torch_threads(self) -> int:
-        """How many threads torch's operators may use on the engine's thread, where it computes with torch."""
+        """How many threads torch's operators may use on the engine's thread, if it computes with torch."""
         ...
 
     @property
@@ -192,7 +192,7 @@ class Executor(Protocol):
         ...
 
     def sample(self, logits: Rows, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        """A token for each row of the logits that `run` returned, see `model.sampling`; None where a row has none."""
+        """A token for each row of the logits that `run` returned, see `model.sampling`; None if a row has none."""
         ...
 
     def clear_pages(self, pages: list[int]) -> None:

@@ -90,7 +90,7 @@ def _pairs(pair: LoraTensors[Array], scales: Scales, spec: ModelSpec) -> Iterato
 
 
 def scale_of(scales: Scales, module: str, rank: int) -> float:
-    """Return the factor of a module's update. Raises AdapterInvalid where it is no number."""
+    """Return the factor of a module's update. Raises AdapterInvalid if it is no number."""
     scale = scales.scale_of(module, rank)
     if not math.isfinite(scale):
         raise AdapterInvalid(f"{module} has the scale {scale}")

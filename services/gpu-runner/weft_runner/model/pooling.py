@@ -40,7 +40,7 @@ def with_states(logits: Floats, rows: Floats, step: StepInput, norm: Floats, eps
 def with_hidden(
     found: list[SampledToken | None], draws: Sequence[SamplingArgs], row_of: Callable[[int], Floats]
 ) -> list[SampledToken | None]:
-    """What rows sampled; those that pool have their hidden state `row_of(row)` [H], None where it is not finite."""
+    """What rows sampled; those that pool have their hidden state `row_of(row)` [H], None if it is not finite."""
     for row, draw in enumerate(draws):
         if draw.pools:
             state = row_of(row)

@@ -79,7 +79,7 @@ class SamplingArgs(NamedTuple):
 
 
 def sample(logits: Floats, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-    """A token for each row of logits [rows, V], in numpy; None where the row has no finite maximum."""
+    """A token for each row of logits [rows, V], in numpy; None if the row has no finite maximum."""
     peaks, tokens = logits.max(axis=-1, initial=-math.inf).tolist(), logits.argmax(axis=-1).tolist()
     masks = masks_of(draws, logits.shape[1])
     return [

@@ -30,7 +30,7 @@ class BlockWork:
     """What a block is: `prompt` and `output` tokens of each sequence, `adapters` of `adapter_rank` among them all.
 
     `batch_tokens`: of a device batch, at most. `in_flight`: blocks at a time, one for each host of a pipeline.
-    `pages`: KV pages on the device, for sequences and adapters, where they are set; 0: as many as a block needs.
+    `pages`: KV pages on the device, for sequences and adapters, if they are set; 0: as many as a block needs.
     `table_bytes`: on the device for each sequence, beside its KV.
     """
 
@@ -77,7 +77,7 @@ class Linear:
 
 
 def linear(constant: float = 0.0, **of: float) -> Linear:
-    """Coefficients by name; 0 where none is given."""
+    """Coefficients by name; 0 if none is given."""
     return Linear(constant, tuple(of.get(name, 0.0) for name in UNKNOWNS))
 
 
@@ -138,7 +138,7 @@ class Case:
     def passing_hidden(self, rows: float) -> float:
         """Bytes of the hidden rows of a pass that leave the device and come back where activations are elsewhere.
 
-        None where the buffers hold all of them. The first layer begins with embeddings, the last one's are used there.
+        None if the buffers hold all of them. The first layer begins with embeddings, the last one's are used there.
         """
         if rows <= self.buffers * self.tokens:
             return 0.0

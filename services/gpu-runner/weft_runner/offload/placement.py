@@ -53,12 +53,12 @@ class KvSplit:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host, where the outside pages are there."""
+        """Bytes of the host, if the outside pages are there."""
         return self.outside_pages * self.page_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of the file, where the outside pages are in one."""
+        """Bytes of the file, if the outside pages are in one."""
         return self.outside_pages * self.layers * round_up(self.layer_bytes, ALIGN)
 
 
@@ -102,7 +102,7 @@ class ActivationSplit:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host, where the outside rows are there.
+        """Bytes of the host, if the outside rows are there.
 
         The first micro-batch may have rows that had room in memory.
         """
@@ -110,7 +110,7 @@ class ActivationSplit:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of the file, where the outside rows are in one: a micro-batch begins on a block."""
+        """Bytes of the file, if the outside rows are in one: a micro-batch begins on a block."""
         return round_up(self.host_bytes, ALIGN) + self.batches * ALIGN if self.outside_rows else 0
 
 

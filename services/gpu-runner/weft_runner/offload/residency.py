@@ -20,7 +20,7 @@ from weft_runner.offload.sizes import WeightShape
 
 @dataclass(frozen=True, slots=True)
 class WeightResidency:
-    """`resident`: of each group, which of its matrices stay. `ring_bytes`: 0 where all do."""
+    """`resident`: of each group, which of its matrices stay. `ring_bytes`: 0 if all do."""
 
     groups: tuple[tuple[int, ...], ...]  # bytes of each matrix
     resident: tuple[tuple[bool, ...], ...]

@@ -129,7 +129,7 @@ def weight_tiers(sizes: WeightShape, counts: Counts, host_counts: Counts, head: 
 
 
 def round_case(case: Case, budgets: Budgets, supports: Supports, best_s: float = float("inf")) -> Rounded | None:
-    """The fastest policy of this case that an executor can do; None where none fits, or none is below `best_s`."""
+    """The fastest policy of this case that an executor can do; None if none fits, or none is below `best_s`."""
     alone = replace(case, block=1, batch=1, passes=1)
     streams, parts = (prompt_streams(case), token_streams(case), token_streams(alone)), memory(case)
     found: Rounded | None = None
@@ -205,7 +205,7 @@ def _rounded(
     case: Case, budgets: Budgets, parts: dict[MemoryTier, dict[str, Linear]], streams: tuple[tuple[Linear, ...], ...],
     resident: Resident, kv_device: int, kv_host: int, activations: MemoryTier,
 ) -> Rounded | None:  # fmt: skip
-    """None where the host or the disk is too small."""
+    """None if the host or the disk is too small."""
     sizes, outside = case.sizes, _outside(case, kv_device, kv_host, activations)
     on_host, on_disk = (_beside(parts, outside, tier) for tier in (MemoryTier.HOST, MemoryTier.DISK))
     left = sizes.weights - resident.bytes
@@ -244,7 +244,7 @@ class HostPart:
 def host_part(sizes: WeightShape, resident: Resident, left: int, free_bytes: int) -> HostPart | None:
     """Return how much of the `left` off-device bytes lies in `free_bytes` of the host.
 
-    None where nothing remains to stage what is read from the disk.
+    None if nothing remains to stage what is read from the disk.
     """
     if free_bytes < 0:
         return None

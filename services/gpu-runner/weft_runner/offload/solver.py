@@ -55,7 +55,7 @@ def _row(stream: Linear, auxiliary: int) -> np.ndarray:
 
 
 def _bounds(case: Case, supports: Supports) -> list[tuple[float, float | None]]:
-    """Bounds of each share: 0 where the executor cannot put it, and for the host where it has no memory of its own."""
+    """Bounds of each share: 0 if the executor cannot put it, and for the host where it has no memory of its own."""
     host, one = MemoryTier.HOST, case.machine.one_memory
     most = [0.0 if one else 1.0, 1.0]
     for tiers in (supports.activations, supports.kv):

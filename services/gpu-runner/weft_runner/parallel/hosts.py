@@ -49,7 +49,7 @@ Secure = Callable[[socket.socket], socket.socket]  # mutual TLS around it; raise
 class RankHello:
     """The first message of a connection. `group`: what all ranks of a runner have to agree on, by name.
 
-    `machine`: what its host can do (`MachineRates`), of the first rank there, where the runner finds a policy.
+    `machine`: what its host can do (`MachineRates`), of the first rank there, if the runner finds a policy.
     """
 
     rank: int

@@ -31,7 +31,7 @@ Sample = Callable[[Rows, Sequence[SamplingArgs]], list[SampledToken | None]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineStepHandle:
-    """A step on its way through the stages. `logits`: None where no row samples, and nothing comes back."""
+    """A step on its way through the stages. `logits`: None if no row samples, and nothing comes back."""
 
     logits: PendingTensor | None
     draws: Sequence[SamplingArgs]

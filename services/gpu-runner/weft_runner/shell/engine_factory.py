@@ -133,7 +133,7 @@ def _settled(
 
 
 def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
-    """Measure this host, where the runner finds a policy. Raises DiskUnusable, ExecutorUnavailable."""
+    """Measure this host, if the runner finds a policy. Raises DiskUnusable, ExecutorUnavailable."""
     if not settings.finds_policy:
         return None
     spec = read_spec(files["config.json"], files)

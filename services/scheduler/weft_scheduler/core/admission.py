@@ -41,7 +41,7 @@ def admit(state: State, pool: Pool, request: Request) -> None:
 
 
 def _rejected_for_slo(state: State, pool: Pool, request: Request) -> bool:
-    """Reject a request that would get its first token too late. True where it was."""
+    """Reject a request that would get its first token too late. True if it was."""
     objective_s = pool.declared.slo_ttft_s
     left_s = objective_s - (state.now - request.order[0])
     wait_s = estimate_first_token_s(pool, request, left_s)
@@ -53,7 +53,7 @@ def _rejected_for_slo(state: State, pool: Pool, request: Request) -> bool:
 
 
 def _is_full_for(pool: Pool, tenant: str) -> bool:
-    """True where more requests wait than may, and more of this tenant than its share of the bound by weight."""
+    """Return whether more requests wait than may, and more of this tenant than its share of the bound by weight."""
     limit, waiting = pool.declared.max_queue if pool.spec is not None else 0, pool.waiting.queue
     if not 0 < limit < len(waiting):
         return False

@@ -64,7 +64,7 @@ def _empty(state: State, pool: Pool, uuid: str, request_ids: Sequence[str]) -> N
 
 
 def _releases(pool: Pool) -> bool:
-    """True where an idle runner is of use: it can be released, or the pool wants it idle.
+    """Return whether an idle runner is of use: it can be released, or the pool wants it idle.
 
     Never where phases are split: the pool's placement spreads load over the shortest queues, and would spread it again.
     """
@@ -98,7 +98,7 @@ def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
 
 
 def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence] | None:
-    """Return what runs on a runner; None where something has just come or is about to leave."""
+    """Return what runs on a runner; None if something has just come or is about to leave."""
     runner = pool.fleet.runners[uuid]
     if (
         runner.accounts.unacked

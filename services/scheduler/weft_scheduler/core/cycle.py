@@ -104,7 +104,7 @@ def _views(state: State, pool: Pool, changed: Collection[str] | None) -> Iterato
 
 
 def _keep_headroom(pool: Pool, now: float) -> bool:
-    """Let batch requests leave the room that the arrivals so far may need. True where all are to be offered again."""
+    """Let batch requests leave the room that the arrivals so far may need. True if all are to be offered again."""
     headroom = pool.scaling.arrivals.headroom(now, sum(pool.fleet.accepting.values()))
     pool.fleet.keep_headroom(headroom.sequences)
     return pool.waiting.batch.is_due(headroom)

@@ -48,7 +48,7 @@ def empty_runners(state: State, pool: Pool) -> bool:
 
 
 def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:
-    """Order requests off a runner. True where any was."""
+    """Order requests off a runner. True if any was."""
     assert source.spec is not None
     ends, migrations = source.report.figures.draining, 0
     for request_id, in_kv in [*source.report.in_kv()]:
@@ -67,7 +67,7 @@ def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:
 
 
 def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reason: str) -> bool:
-    """Move a running request with its `in_kv` tokens, where a runner can take it and that is cheaper. True: it goes.
+    """Move a running request with its `in_kv` tokens, if a runner can take it and that is cheaper. True: it goes.
 
     Only a request that its runner has reported under its present epoch, with its prompt computed, and on one runner.
     """

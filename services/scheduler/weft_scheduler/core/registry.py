@@ -23,7 +23,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def on_connected(state: State, peer: Peer, hello: object) -> None:
-    """Let a new registry get every status once. Its snapshot follows, or nothing, where it only listens."""
+    """Let a new registry get every status once. Its snapshot follows, or nothing, if it only listens."""
     term = hello.term if isinstance(hello, RegistryHello) else None
     state.published.put_registry(Registry(peer, term))
     if term is not None and not _leads(state, peer, term):

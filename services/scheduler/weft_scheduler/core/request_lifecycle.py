@@ -100,7 +100,7 @@ def add_to_runners(state: State, pool: Pool, request: Request, parks: tuple[str,
 
 
 def count_parked(state: State, runner: RunnerAccount) -> bool:
-    """Count the requests that a runner parks, or parks no more, in their pools' shares. True where there are any."""
+    """Count the requests that a runner parks, or parks no more, in their pools' shares. True if there are any."""
     parked = runner.accounts.parked
     changed = parked.take_changed()
     for request_id in changed:

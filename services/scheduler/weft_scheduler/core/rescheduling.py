@@ -177,7 +177,7 @@ def _requeue(state: State, request: Request, reason: str, *, counted: bool) -> N
 
 
 def _fails_everywhere(state: State, pool: Pool, request: Request) -> bool:
-    """True where every present runner that could take the request has failed to load its adapter."""
+    """Return whether every present runner that could take the request has failed to load its adapter."""
     if not request.history.load_failures:
         return False
     failed: Counter[RunnerShape] = Counter()

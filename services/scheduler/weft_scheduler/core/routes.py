@@ -67,7 +67,7 @@ class RouteTable:
         return bool(changed) or not were_known
 
     def trust_keys(self, *, are_known: bool) -> bool:
-        """Let gateways go by the keys, or not. True where that is a change."""
+        """Let gateways go by the keys, or not. True if that is a change."""
         were_known, self.keys_known = self.keys_known, are_known
         return were_known != are_known
 
@@ -139,7 +139,7 @@ class RouteTable:
         return change, uids
 
     def is_applied(self, uid: str) -> bool:
-        """True where every gateway has applied the last change of an adapter's route."""
+        """Return whether every gateway has applied the last change of an adapter's route."""
         return uid not in self._unapplied
 
     def applied(self, version: int | None) -> list[str]:

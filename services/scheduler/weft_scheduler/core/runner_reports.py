@@ -231,7 +231,7 @@ def push_desired(
     base_version: int = 0,
     unknown: tuple[str, ...] = (),
 ) -> None:
-    """Send what the runner has to hold, where it neither has it nor was sent it; not before the registry is known.
+    """Send what the runner has to hold, if it neither has it nor was sent it; not before the registry is known.
 
     `change`: what has changed since `base_version`. `unknown`: digests on its disk that the registry does not have.
     """

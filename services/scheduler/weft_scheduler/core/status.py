@@ -147,7 +147,7 @@ def _unavailable_runners(pool: Pool, digest: str) -> int:
 
 
 def _is_gone(state: State, uid: str, deletion: PendingDeletion) -> bool:
-    """True where a removed adapter is served no more and on no Ready runner.
+    """Return whether a removed adapter is served no more and on no Ready runner.
 
     A uid that is not known here has gone already, or went with an earlier scheduler: the final status is sent for it,
     too, so that a registry that waits is always answered.

@@ -31,7 +31,7 @@ class PoolView:
         return QueuePass(overtaking or waiting.overtaking, waiting.queue, placement, *bounds, waiting.shares)
 
     def changed_for(self, request: Request) -> bool:
-        """True where a request that was blocked in the last pass may fit now."""
+        """Return whether a request that was blocked in the last pass may fit now."""
         return self._all or any(self._may_fit(load, request) for load in self._loads)
 
     def _may_fit(self, load: RunnerLoad, request: Request) -> bool:

@@ -49,7 +49,7 @@ class Preemptor:
         self.preemptions += 1
 
     def overruns(self) -> dict[str, int]:
-        """Paused sequences, and pages that they want, where the supervisor has to name a victim."""
+        """Paused sequences, and pages that they want, if the supervisor has to name a victim."""
         return self._reservations.paused if self.stuck else {}
 
     def before_step(self, depth: int, *, overrun: bool) -> None:
@@ -102,7 +102,7 @@ class Preemptor:
         )  # fmt: skip
 
     def give_back(self, sequence: PoolSequence) -> None:
-        """End it here, where it cannot run now: it is scheduled again, and computed once more."""
+        """End it here, if it cannot run now: it is scheduled again, and computed once more."""
         self.preemptions += sequence.times.scheduled_at is not None
         self._remove(sequence)
         answer = no_capacity(sequence.start, self._adapters.free_pages(), "pages")

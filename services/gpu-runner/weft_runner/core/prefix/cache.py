@@ -26,7 +26,7 @@ class PageHashChain:
     __slots__ = ("_last", "_page_tokens", "names")
 
     def __init__(self, salt: str, adapter: str, page_tokens: int, kind: str = "") -> None:
-        """`kind`: of the keys in the pages, where a model has several for one text."""
+        """`kind`: of the keys in the pages, if a model has several for one text."""
         self.names: list[bytes] = []
         self._page_tokens = page_tokens
         # each part by its own hash: no salt and adapter that together spell another pair's

@@ -141,7 +141,7 @@ class CpuExecutor:
 
         `hidden` may be anything that numpy reads without a copy, as a tensor of torch on the CPU. A later stage of a
         pipeline begins with `hidden`, an earlier one ends in it. Logits are whole on tensor rank 0
-        alone. Raises ExecutorLost where another rank is lost.
+        alone. Raises ExecutorLost if another rank is lost.
         """
         last = self.spec.layers if last is None else last
         if step is not self._prepared:

@@ -131,7 +131,7 @@ def _attention_rates(
     """Measure how fast native steps attend with a model's heads, over KV of all layers, more than caches hold.
 
     Returns (bytes of KV a second by rows of one token that attend to all keys, and to the best ones, operations a
-    second by prompts); 0 where steps are too short. What the same rows take without a context is subtracted.
+    second by prompts); 0 if steps are too short. What the same rows take without a context is subtracted.
     """
     context = min(CONTEXT, spec.max_positions) // PAGE_TOKENS * PAGE_TOKENS
     if not context:

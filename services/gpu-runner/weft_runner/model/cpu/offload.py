@@ -136,7 +136,7 @@ class OffloadExecutor(CpuExecutor):
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: npt.ArrayLike | None = None,
         layer_done: LayerDone | None = None,
     ) -> Floats:  # fmt: skip
-        """Run layers, see `model.executor.Executor.run`. Raises ExecutorLost where the disk fails."""
+        """Run layers, see `model.executor.Executor.run`. Raises ExecutorLost if the disk fails."""
         began = time.perf_counter()
         layers = self.spec.layers
         last = layers if last is None else last

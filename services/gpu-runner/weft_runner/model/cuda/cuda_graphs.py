@@ -52,7 +52,7 @@ def graph_rows(rows: int, tokens: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """Results of a step: logits fp32 [rows, V] and each row's likeliest token, -1 where there is none."""
+    """Results of a step: logits fp32 [rows, V] and each row's likeliest token, -1 if absent."""
 
     logits: torch.Tensor
     tokens: torch.Tensor

@@ -105,7 +105,7 @@ class Gpu:
 
 
 class PinnedMemory(MappedMemory):
-    """Host memory of exactly `n_bytes`, that a GPU copies from and to by itself; any memory where there is none."""
+    """Host memory of exactly `n_bytes`, that a GPU copies from and to by itself; any memory if absent."""
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
         """Pin the memory. Raises OutOfMemory: the system pins no more."""

@@ -322,7 +322,7 @@ class CudaExecutor:
         return graphs
 
     def _free(self) -> int:
-        """Return the bytes of the device that nobody has; 0 where there is none."""
+        """Return the bytes of the device that nobody has; 0 if there is none."""
         return torch.cuda.mem_get_info(self.at)[0] if self.at.type == "cuda" else 0
 
     def _whole(self, step: DeviceStep, with_lora: bool) -> Outputs:

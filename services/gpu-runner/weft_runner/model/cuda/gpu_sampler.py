@@ -92,7 +92,7 @@ class GpuSampler:
         return shifted
 
     def _truncated(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> torch.Tensor:
-        """Without what min_p and top_k do not keep, in a copy, where a row that draws has one of them."""
+        """Without what min_p and top_k do not keep, in a copy, if a row that draws has one of them."""
         vocab = logits.shape[1]
         cut = [i for i, draw in enumerate(draws) if draw.cuts and draw.sampling.temperature > 0.0]
         if not cut:

@@ -178,7 +178,7 @@ class OffloadCudaExecutor(CudaExecutor):
         return kv
 
     def _memory_of(self, kv: KvCache) -> KvMemory | None:
-        """None where pages lie on the host: what copies pages reads them on the device, so they are computed again."""
+        """None if pages lie on the host: what copies pages reads them on the device, so they are computed again."""
         return super()._memory_of(kv) if self._host_kv is None else None
 
     def _frames_of(self, pages: Sequence[int]) -> Sequence[int]:
@@ -312,7 +312,7 @@ def work_bytes(part: Partition, dtype: str, sizes: Sizes, split: KvSplit, activa
 def _load(
     file: PackedFile, checkpoint: Checkpoint, part: Partition, dtype: torch.dtype, device: torch.device
 ) -> list[LayerWeights]:  # fmt: skip
-    """Layers whose matrices are still empty; those go to the file, where it is written. Raises WeightsInvalid."""
+    """Layers whose matrices are still empty; those go to the file, if it is written. Raises WeightsInvalid."""
 
     def empty(name: str, array: Array) -> torch.Tensor:
         del name, array

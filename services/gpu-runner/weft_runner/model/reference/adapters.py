@@ -16,7 +16,7 @@ from weft_runner.model.partition import Partition
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterWeights:
-    """`sites[layer][site]`, None where the adapter leaves a site alone.
+    """`sites[layer][site]`, None if the adapter leaves a site alone.
 
     `rank` is the largest true rank, `site_rank` the largest sum of ranks at a stacked site.
     """

@@ -36,7 +36,7 @@ class DirectFile:
     """A file `path` opened with O_DIRECT. Calls release the GIL; any thread may make them. Raises DiskUnusable."""
 
     def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
-        """Open it. Raises DiskUnusable where the file system has no direct I/O; OSError."""
+        """Open it. Raises DiskUnusable if the file system has no direct I/O; OSError."""
         self.path = path
         try:
             self.fd = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o644)

@@ -108,7 +108,7 @@ class RequestTokens:
         return self.prompt / PROMPT_TOKENS + output
 
     def emitted_with(self, in_kv: int) -> int:
-        """Return the tokens that are emitted for sure, where the runner has reported `in_kv` tokens in KV."""
+        """Return the tokens that are emitted for sure, if the runner has reported `in_kv` tokens in KV."""
         return max(self.emitted, in_kv - self.prompt)
 
     def expected_remaining(self, emitted: int) -> float:
@@ -118,7 +118,7 @@ class RequestTokens:
     # ------------------------------------------------------------ what is learned
 
     def predict(self, reserved_until: int) -> None:
-        """Expect what is reserved, where nothing was predicted: half of it as the median, all of it as the p90."""
+        """Expect what is reserved, if nothing was predicted: half of it as the median, all of it as the p90."""
         half = reserved_until // 2
         self.quantiles = self.quantiles or ((0.5, half), (0.9, reserved_until))
         self._median = next((tokens for level, tokens in self.quantiles if level == 0.5), half)
@@ -324,7 +324,7 @@ class Request:
 
     @property
     def placed(self) -> bool:
-        """True where the request is on a runner, as far as is known here."""
+        """Return whether the request is on a runner, as far as is known here."""
         return self._phase in PLACED
 
     @property

@@ -209,14 +209,14 @@ class RunnerAccounts:
 
     @property
     def is_loaded(self) -> bool:
-        """True where the runner is not lightly loaded: half full or more, of sequences (that it runs well) or pages."""
+        """Return whether the runner is at least half full, by pages or by sequences of its best batch."""
         assert self._spec is not None
         working_set = self.working_set
         full = 2 * working_set >= self.good_sequences
         return full or (working_set > 0 and 2 * self.free_pages <= self._spec.total_pages)
 
     def has_adapter(self, digest: str) -> bool:
-        """True where one more sequence of an adapter loads nothing: it is on the device, or on its way for another."""
+        """Return whether a new sequence needs no load of its adapter: the adapter is on the device or loading."""
         state = self._report.adapters.get(digest)
         return digest == BASE or digest in self.active or (state is not None and state.tier is Tier.DEVICE)
 
@@ -300,7 +300,7 @@ class RunnerAccounts:
         return acknowledged, changed
 
     def _include(self, sequence: SequenceState) -> bool:
-        """Count a reported sequence. True where it acknowledges an Assign."""
+        """Count a reported sequence. True if it acknowledges an Assign."""
         sequences = self._report.sequences
         old_sequence = sequences.get(sequence.request_id)
         if old_sequence is None:
@@ -422,7 +422,7 @@ class RunnerAccount:
 
     @property
     def placeable(self) -> bool:
-        """True where anything new may be placed on the runner: not before its first full report, nor on a victim."""
+        """Return whether requests may be placed on the runner: after its first full report, and not on a victim."""
         return bool(self.contact) and self.serving and not self.cordoned and not self.report.figures.draining
 
     def standing(self, pinned: Sequence[str], *, split: bool) -> Standing:
@@ -436,7 +436,7 @@ class RunnerAccount:
         return (accounts.free_tokens, sequences, accounts.busy_adapters(pinned), len(pinned), flags, phases)
 
     def load(self, pinned: Sequence[str], *, packs: bool) -> RunnerLoad | None:
-        """Return what placement indexes; None where nothing fits. `packs`: full batches come before idle runners."""
+        """Return what placement indexes; None if nothing fits. `packs`: full batches come before idle runners."""
         spec, accounts = self.spec, self.accounts
         free_tokens, working_set = accounts.free_tokens, accounts.working_set
         if spec is None or not self.placeable or not free_tokens:
@@ -494,7 +494,7 @@ class RunnerAccount:
         return all(self._settled(digest, pinned, tier) for digest, pinned, tier in required)
 
     def _settled(self, digest: str, pinned: bool, tier: Tier) -> bool:
-        """True where no request has to wait for an adapter. A report has what is loading, not what came to the disk."""
+        """Return whether no request must wait for the adapter. Reports have loading adapters, not adapters on disk."""
         state = self.report.adapters.get(digest)
         if pinned:
             return state is not None and (bool(state.error) or state.tier is Tier.DEVICE)
@@ -518,7 +518,7 @@ class RunnerAccount:
             )
 
     def confirm(self, supervisor: str) -> bool:
-        """Take the runner's first full report on that supervisor's present stream. True where it was not confirmed."""
+        """Take the runner's first full report on that supervisor's present stream. True if it was not confirmed."""
         assert self.spec is not None, self.id
         old_contact, self.contact = self.contact, Contact.PRESENT
         self.supervisor, self.sent = supervisor, SentOrders()

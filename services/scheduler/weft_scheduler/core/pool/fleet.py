@@ -103,7 +103,7 @@ class PoolFleet:
         return first
 
     def unconfirm(self, runner: RunnerAccount) -> bool:
-        """Count a runner that is not confirmed any more; its accounts stay. True where it was the last of its shape."""
+        """Count a runner that is not confirmed any more; its accounts stay. True if it was the last of its shape."""
         _decrement(self.confirmed_shapes, runner.shape)
         return runner.shape not in self.confirmed_shapes
 

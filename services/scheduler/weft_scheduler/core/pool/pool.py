@@ -47,7 +47,7 @@ class Pool:
 
     @property
     def is_served(self) -> bool:
-        """True where gateways know of the pool."""
+        """Return whether gateways know of the pool."""
         return bool(self.declared.base_digest)
 
     def declare(self, spec: PoolSpec | None) -> None:
@@ -92,7 +92,7 @@ class Pool:
         return self.fleet.capacity.sum.prefill_tokens_per_s
 
     def splits(self, request: Request) -> bool:
-        """True where a request's two phases may run on two runners."""
+        """Return whether a request's two phases may run on two runners."""
         if not self.fleet.is_split or request.history.one_runner:
             return False
         rank = self.adapters.rank(request.adapter)

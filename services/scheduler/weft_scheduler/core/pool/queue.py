@@ -35,7 +35,7 @@ class BatchRequests:
         self._passed_over = True
 
     def is_due(self, headroom: Headroom) -> bool:
-        """Let batch requests leave that room from now on. True where all are to be offered again.
+        """Let batch requests leave that room from now on. True if all are to be offered again.
 
         The room is less than before, or they were passed over since the last call.
         """
@@ -124,7 +124,7 @@ class PoolQueue:
         self.queued_prompt_tokens += request.tokens.prompt
 
     def dequeue(self, request: Request) -> None:
-        """Let a request wait no longer. Raises KeyError where it does not."""
+        """Let a request wait no longer. Raises KeyError if it does not."""
         self.queue_of(request).remove(request)
         self.overtaking_of(request).forget(request.id)
         if request.batch:
@@ -157,7 +157,7 @@ class PoolQueue:
         self._recheck = True
 
     def take_recheck(self) -> bool:
-        """True where queued requests may have become infeasible since the last call."""
+        """Return whether queued requests may have become infeasible since the last call."""
         recheck, self._recheck = self._recheck, False
         return recheck
 

@@ -44,7 +44,7 @@ class ReusedShare:
         self._reused.count(now, tokens)
 
     def share(self, now: float) -> float:
-        """Return the share, 0..1; 0.0 where nothing was given yet."""
+        """Return the share, 0..1; 0.0 if nothing was given yet."""
         assigned_per_s = self._assigned.per_s(now)
         return min(1.0, self._reused.per_s(now) / assigned_per_s) if assigned_per_s else 0.0
 
@@ -61,7 +61,7 @@ class TokenThroughput:
         self._tokens, self._seconds = self._tokens * decay + tokens, self._seconds * decay + seconds
 
     def per_s(self) -> float:
-        """Return tokens per second; 0.0 where no runner was loaded yet."""
+        """Return tokens per second; 0.0 if no runner was loaded yet."""
         return self._tokens / self._seconds if self._seconds >= MIN_EVIDENCE_S else 0.0
 
 

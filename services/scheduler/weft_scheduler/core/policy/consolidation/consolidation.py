@@ -45,7 +45,7 @@ class ConsolidationRunner:
 
     @property
     def lightly_loaded(self) -> bool:
-        """True where the runner is at most half full, of sequences and of memory, and not idle."""
+        """Return whether the runner is at most half full, of sequences and of memory, and not idle."""
         is_lightly_loaded = bool(self.working_set) and 2 * self.working_set <= self.good_sequences
         return is_lightly_loaded and 2 * self.free_tokens >= self.total_tokens
 
@@ -97,7 +97,7 @@ class _SpareCapacity:
         self._adapters = {*runner.busy_adapters}
 
     def take(self, sequence: RunningSequence, numerics_class: str) -> bool:
-        """Count a sequence here. False where it does not fit."""
+        """Count a sequence here. False if it does not fit."""
         runner, adapter = self._runner, sequence.adapter
         pages = -(-sequence.footprint_tokens // runner.page_tokens)
         slot = not adapter or adapter in self._adapters or len(self._adapters) < runner.slots

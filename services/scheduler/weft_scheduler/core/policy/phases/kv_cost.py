@@ -6,9 +6,9 @@ FREEZE_S = 0.02  # two messages and the iteration that a freeze waits for
 
 
 def transfer_is_cheaper(target: RunnerSpec, tokens: int, bytes_per_s: float) -> bool:
-    """True where `tokens` tokens of KV arrive at a runner sooner than it computes them, by its measured prefill rate.
+    """Return whether `tokens` tokens of KV arrive at a runner before it could compute them, by its prefill rate.
 
-    False where that rate, or the bytes of a page, are not known.
+    False if that rate, or the bytes of a page, are not known.
     """
     if not (target.page_bytes and target.prefill_tokens_per_s):
         return False

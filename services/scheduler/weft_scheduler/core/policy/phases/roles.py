@@ -144,7 +144,7 @@ class RolePlan:
         self._lost, self._suspend_s = 0, SUSPEND_S
 
     def lost(self, now: float) -> bool:
-        """Count a failed transfer. True where no phases are split from now on: repeated failures share a cause."""
+        """Count a failed transfer. True if no phases are split from now on: repeated failures share a cause."""
         if now < self._lost_s + LOST_TOGETHER_S:
             return False
         self._lost, self._lost_s = self._lost + 1, now
@@ -156,7 +156,7 @@ class RolePlan:
         return True
 
     def resumes(self, now: float) -> bool:
-        """True where phases are split again from this moment on."""
+        """Return whether phases are split again from this moment on."""
         if not 0 < self.suspended_until <= now:
             return False
         self.suspended_until = 0.0

@@ -13,7 +13,7 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerEntry, Runne
 class PlacementRequest:
     """The needs of a request: `footprint_tokens` now (prompt, emitted, reservation), `context_tokens` at most.
 
-    `adapter_bytes`: what its adapter takes where it is not busy yet. `prefill_tokens`: of the footprint, those that are
+    `adapter_bytes`: what its adapter takes if it is not busy yet. `prefill_tokens`: of the footprint, those that are
     computed before its next token. `one_runner`: where phases are split, both of its phases run on one runner.
     """
 
@@ -73,7 +73,7 @@ class PlacementPolicy(Protocol):
         ...
 
     def has_capacity(self, closed: Container[RunnerShape]) -> bool:
-        """True where a runner of a shape that is not closed could take anything at all."""
+        """Return whether a runner of a shape that is not closed could take anything at all."""
         ...
 
     def free_tokens(self) -> int:

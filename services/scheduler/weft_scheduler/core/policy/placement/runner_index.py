@@ -37,7 +37,7 @@ class RunnerShape(NamedTuple):
     kv_layout: str = ""
 
     def fits(self, rank: int, context_tokens: int, numerics_class: str = "") -> bool:
-        """True where such a request could run there. `numerics_class` "": any class will do."""
+        """Return whether such a request could run there. `numerics_class` "": any class will do."""
         large_enough = rank <= self.max_rank and context_tokens <= self.max_context_tokens
         return large_enough and numerics_class in ("", self.numerics_class)
 

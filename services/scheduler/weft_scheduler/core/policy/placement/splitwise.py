@@ -82,7 +82,7 @@ class Splitwise:
         }
 
     def has_capacity(self, closed: Container[RunnerShape]) -> bool:
-        """True where both sides of a pair have some. A request for one runner waits for the same: it is there soon."""
+        """Return whether both sides of a pair have capacity. A request for one runner waits for the same."""
         prompt, token = (self._prompt, self._mixed), (self._token, self._mixed_token)
         return all(any(shape not in closed for index in side for shape in index.by_shape) for side in (prompt, token))
 

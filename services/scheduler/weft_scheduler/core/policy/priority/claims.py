@@ -21,7 +21,7 @@ class Claims:
         self._released: set[str] = set()
 
     def __bool__(self) -> bool:
-        """True where there are claims, or were until now."""
+        """Return whether there are claims, or were until now."""
         return bool(self.by_request or self._released)
 
     def by_runner(self) -> Mapping[str, list[Claim]]:

@@ -39,7 +39,7 @@ class Capacity:
 class Need(NamedTuple):
     """A waiting interactive request. `tokens`: its need on each possible runner, by uuid.
 
-    A pair: where its adapter is in use there, and where it is not. `assigned`: uuid of the runner that has room for it.
+    A pair: where its adapter is in use there, and if it is not. `assigned`: uuid of the runner that has room for it.
     """
 
     adapter: str  # "": the base
@@ -104,7 +104,7 @@ def _leaving(need: Need, capacity: Capacity) -> list[BatchSequence] | None:
 
 
 def _has_slot(need: Need, capacity: Capacity) -> bool:
-    """True where the adapter of `need` is in use, as the base always is, or the runner may take one more."""
+    """Return whether the adapter of `need` is in use, as the base always is, or the runner may take one more."""
     in_use = not need.adapter or need.adapter in capacity.shared
     return in_use or capacity.free_adapters > 0 or any(line.adapter == need.adapter for line in capacity.lines)
 

@@ -158,7 +158,7 @@ class QueuePass(Generic[R]):
     # ------------------------------------------------------------ the pass
 
     def _may_place(self) -> bool:
-        """True where a runner takes something, or sequences of a tenant beyond its share may make room."""
+        """Return whether a runner takes something, or sequences of a tenant beyond its share may make room."""
         return self._placement.has_capacity(self.closed) or self._may_park()
 
     def _may_park(self) -> bool:

@@ -44,7 +44,7 @@ class TokenCounters:
         return self._keys[tenant][0] if tenant in self._keys else self._idle.get(tenant, 0.0)
 
     def key_of(self, tenant: str) -> Key:
-        """Return the place of a tenant that waits. Raises KeyError where it does not."""
+        """Return the place of a tenant that waits. Raises KeyError if it does not."""
         return self._keys[tenant]
 
     def successor(self, key: Key) -> tuple[Key, str] | None:
@@ -134,7 +134,7 @@ class TenantShares:
         self._unranked.add(tenant)
 
     def stop(self, tenant: str, request_id: str) -> None:
-        """Count a request that is on no runner any more. Raises KeyError where it was on none."""
+        """Count a request that is on no runner any more. Raises KeyError if it was on none."""
         if request_id in self.parked:
             self.parked.remove(request_id)
             return
@@ -154,7 +154,7 @@ class TenantShares:
             self.run(tenant, request_id)
 
     def is_alone(self) -> bool:
-        """True where no two tenants have requests."""
+        """Return whether no two tenants have requests."""
         return len(self.tenants) == 1
 
     def is_beyond(self, tenant: str) -> bool:

@@ -178,11 +178,11 @@ class WaitingQueue(Generic[R]):
             yield tenant
 
     def of_tenant(self, tenant: str) -> TenantQueue[R]:
-        """Return a tenant's queue. Raises KeyError where none of its requests waits."""
+        """Return a tenant's queue. Raises KeyError if none of its requests waits."""
         return self._tenants[tenant]
 
     def key_of(self, request: R) -> Key:
-        """Return the key that a request waits by. Raises KeyError where it does not wait."""
+        """Return the key that a request waits by. Raises KeyError if it does not wait."""
         return self._keys[request.id]
 
     def push(self, request: R, work_per_s: float = 0.0) -> None:
@@ -202,7 +202,7 @@ class WaitingQueue(Generic[R]):
         return self._tenants[tenant].work / (work_per_s * share) if work_per_s else math.inf
 
     def remove(self, request: R) -> None:
-        """Let a request wait no longer. Raises KeyError where it does not wait."""
+        """Let a request wait no longer. Raises KeyError if it does not wait."""
         tenant = request.tenant
         self._tenants[tenant].remove(request, self._keys.pop(request.id))
         if not len(self._tenants[tenant]):
