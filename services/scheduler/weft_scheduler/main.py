@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 after SIGTERM, 1 where no term is durable or another scheduler acts, 2 where it cannot start.
+    """Return 0 after SIGTERM, 1 without a durable term or if another scheduler acts, 2 if it cannot start.
 
     It cannot start with wrong flags, an address or a data directory in use, no API server for its Lease.
     """

@@ -123,7 +123,7 @@ class SchedulerMetrics:
                 pass
 
     def _of_pool(self, counter: Counter, pool: str, *labels: str) -> Counter:
-        """Return a pool's counter, which ends with the pool."""
+        """Return a pool's counter. The counter ends with the pool."""
         self._pools.add(pool)
         return counter.labels(pool, *labels)
 

@@ -131,7 +131,7 @@ class Server(rpc.SchedulerServicer):
             raise
 
     def _handle(self, event: Event, now: float) -> Sequence[Effect]:
-        """Decide what follows from an event, while it is this process's turn."""
+        """Return the effects of an event, in this process's turn."""
         self._turn.require()
         if self._spans is not None and isinstance(event, Received):
             self._spans.received(event.message)

@@ -65,7 +65,7 @@ class Sessions:
             session.outbox.put(envelope, patience_s=patience_s)
 
     def close(self, peer: Peer, reason: str = "") -> None:
-        """End a peer's stream, if there is one; what the peer still sends is dropped."""
+        """End a peer's stream, if present. Later messages of the peer are dropped."""
         session = self._open.pop(peer, None)
         if session is not None:
             session.close_reason = reason
@@ -77,7 +77,7 @@ class Sessions:
 
 
 class Session:
-    """One stream. Its first message names its peer; a registry, which has no hello, is named here.
+    """One stream. Its first message names its peer. A registry has no hello, so it is named here.
 
     A supervisor's hello is answered with every outcome that is not stored: as many as `max_outcomes`.
     """

@@ -18,7 +18,7 @@ from weft_scheduler.core.config import SchedulerConfig
 
 
 class SchedulerSettings(StandbySettings):
-    """Decides which runner serves which request. Gateways, supervisors and the operator connect to it.
+    """Decides the runner of each request. Gateways, supervisors and the operator connect to it.
 
     Each flag can also be set as WEFT_SCHEDULER__NAME in the environment; a flag wins.
     """

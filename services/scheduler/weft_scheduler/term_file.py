@@ -25,7 +25,7 @@ class TermFile:
         self._path, self._clock = directory / "term", clock
 
     def next(self, at_least: int = 0) -> int:
-        """Return a term above all that were used here, durable by then.
+        """Return a durable term above all terms used here.
 
         `at_least` is the term of a Lease, above those of the processes that acted before this one. Raises
         TermNotDurable.

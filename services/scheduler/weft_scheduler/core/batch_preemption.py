@@ -37,7 +37,7 @@ def preempt_batch(state: State, pool: Pool, waiting: Iterable[Request], may_run:
 def batch_victims(
     state: State, pool: Pool, waiting: Iterable[Request], may_run: MayRun
 ) -> tuple[dict[str, list[str]], dict[str, Claim]]:
-    """Return by runner the batch requests that have to leave so that as many of `waiting` as possible can be placed.
+    """Return by runner the batch requests to remove, so that as many of `waiting` as possible can be placed.
 
     Return also the claims: the room that each interactive request has, or is about to have. `may_run`: whether a
     request could be placed on that runner if it were empty.
@@ -58,7 +58,7 @@ def batch_victims(
 
 
 def _in_turn(state: State, pool: Pool, waiting: Iterable[Request]) -> list[Request]:
-    """Return the waiting requests in the order in which they get room.
+    """Return the waiting requests in their order of placement.
 
     Requests that were overtaken too often come first, then requests with a claim. Requests of a tenant that has to
     yield are left out.
@@ -82,7 +82,7 @@ def _need(pool: Pool, request: Request, runners: dict[str, RunnerAccount], may_r
 
 
 def _capacity(state: State, pool: Pool, runner: RunnerAccount) -> Capacity:
-    """Return what is free on a runner or about to be: its report still has requests that ended or were ordered off."""
+    """Return the capacity of a runner, free now or soon: its report still includes ended and removed requests."""
     spec = runner.spec
     assert spec is not None, runner.id
     page_tokens, in_kv = spec.page_tokens, dict(runner.report.in_kv())

@@ -31,7 +31,7 @@ def on_status_due(state: State, timer: Timer) -> None:
 
 
 def count(state: State, report: OutcomeReport) -> None:
-    """Count a request of an adapter that has ended."""
+    """Count an ended request of an adapter."""
     route = state.routes.book.routes.get(report.model_name)
     if route is None or (stored := state.registry.canaries.get(route.uid)) is None:
         return

@@ -27,7 +27,7 @@ OWNERSHIP = frozenset({"check_one_place", "check_nothing_lost", "check_epochs"})
 
 
 def size(state: State) -> int:
-    """Return what checking costs in proportion to: requests, adapters, runners and the sequences these reported."""
+    """Return the size that checking is proportional to: requests, adapters, runners and reported sequences."""
     runners = sum(1 + len(runner.report.sequences) for runner in state.runners.values())
     return len(state.requests) + len(state.registry.adapter_pool) + runners
 
@@ -97,7 +97,7 @@ def check_epochs(state: State) -> None:
 
 
 def check_consolidation(state: State) -> None:
-    """Assert that consolidation has migrated no request more often than its bound."""
+    """Assert that consolidation has migrated every request within its bound."""
     for request in state.requests.values():
         assert request.history.consolidations <= MAX_CONSOLIDATIONS, request
         assert request.reservation.stays == (request.reservation.preemptions >= state.config.max_preemptions), request
@@ -182,7 +182,7 @@ def check_contact(state: State) -> None:
 
 
 def check_accounts(state: State) -> None:
-    """Assert that a runner's unacknowledged Assigns are of requests it owns, its busy slots those of its sequences."""
+    """Assert that a runner's unacknowledged Assigns are of its requests, and its busy slots of its sequences."""
     for runner in state.runners.values():
         accounts = runner.accounts
         assert accounts.unacked_pages == sum(a.pages + a.adapter_pages for a in accounts.unacked.values()), runner.id
@@ -224,7 +224,7 @@ def check_pooled(state: State) -> None:
 
 
 def check_roles(state: State) -> None:
-    """Assert that runners are in the roles of the plan; where several exchange KV there are some for each phase."""
+    """Assert that runners have the roles of the plan, with runners of each phase in domains of several runners."""
     for pool in state.pools.values():
         if pool.fleet.roles_stale:
             continue
@@ -241,7 +241,7 @@ def check_roles(state: State) -> None:
 
 
 def check_placement_index(state: State) -> None:
-    """Assert that a runner is indexed as its free pages and working set are; what is indexed is placeable."""
+    """Assert that each runner is indexed by its free pages and working set, and that indexed runners are placeable."""
     for pool in state.pools.values():
         afresh = new_placement(pool.declared)
         for runner in pool.fleet.runners.values():
@@ -278,7 +278,7 @@ def check_counts(state: State) -> None:
 
 
 def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
-    """Assert that the sums are the runners' contributions, and victims just the runners that take nothing new."""
+    """Assert that the sums equal the runners' contributions, and that exactly victims are closed to requests."""
     contributions = [r.counted.contribution for r in runners if r.counted.contribution is not None]
     assert [r.counted.contribution for r in runners] == [r.contributes(pool.adapters.pinned) for r in runners], (
         pool.name
@@ -347,7 +347,7 @@ def check_adapters(state: State) -> None:
 
 
 def check_routes(state: State) -> None:
-    """Assert that a published name belongs to an adapter of the registry that is served, or to a pool's base."""
+    """Assert that each published name belongs to a served adapter of the registry, or to the base of a pool."""
     for route in state.routes.book.routes.values():
         if route.uid in state.registry.adapter_pool:
             spec = state.pools[state.registry.adapter_pool[route.uid]].adapters.by_uid[route.uid]

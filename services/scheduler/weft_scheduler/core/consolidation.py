@@ -33,7 +33,7 @@ def due(state: State, pool: Pool) -> float | None:
 
 
 def consolidate(state: State, pool: Pool) -> bool:
-    """Order the migrations that empty one runner, if the pool is in balance: nothing waits, and it does not grow.
+    """Order the migrations that empty one runner, if the pool is in balance: without waiting requests, and not growing.
 
     Until the next period new requests are packed, unless more runners are to come. True: look again.
     """

@@ -34,7 +34,7 @@ CONTROLLERS: Mapping[TimerKind, ControlLoop] = {
 
 
 def on_pools_changed(state: State, _: Timer) -> None:
-    """Scale the pools that have changed, and let each other loop say when it looks at them."""
+    """Scale the changed pools, and let every other loop set its next time."""
     for name in state.take_changed_pools():
         pool = state.pools.get(name)
         if pool is not None and state.registry.is_known:
@@ -49,7 +49,7 @@ def on_scale_down(state: State, timer: Timer) -> None:
 
 
 def on_due(state: State, timer: Timer) -> None:
-    """Let the loop of that timer decide."""
+    """Let the loop of this timer decide."""
     pool = state.pools.get(timer.name)
     if pool is not None and CONTROLLERS[timer.kind].decide(state, pool):
         _expect(state, pool, timer.kind)

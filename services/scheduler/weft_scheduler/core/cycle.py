@@ -23,7 +23,7 @@ from weft_scheduler.core.view import BatchView, PoolView, infeasible_reason
 
 
 def schedule_pools(state: State) -> None:
-    """Run a cycle of each pool where an event may let something run, and forget pools that are not in use."""
+    """Run a cycle of each pool with possible progress, and forget unused pools."""
     while (name := state.next_schedulable()) is not None:
         changed, pool = state.take_changed(name), state.pools.get(name)
         if pool is not None:
@@ -95,7 +95,7 @@ def commit(state: State, pool: Pool, request: Request, choice: Choice, parks: tu
 
 
 def _views(state: State, pool: Pool, changed: Collection[str] | None) -> Iterator[PoolView]:
-    """Yield the view of interactive requests, and where none of them waits (any more) that of batch requests."""
+    """Yield the view of interactive requests, and without waiting interactive requests the view of batch requests."""
     interactive, batch = pool.waiting.queue, pool.waiting.batch.queue
     if len(interactive):
         yield PoolView(state, pool, changed)
@@ -111,7 +111,7 @@ def _keep_headroom(pool: Pool, now: float) -> bool:
 
 
 def on_batch_headroom(state: State, timer: Timer) -> None:
-    """Offer batch requests again: interactive arrivals may need less of the room that these leave."""
+    """Offer batch requests again: interactive arrivals may need less headroom now."""
     if timer.name in state.pools:
         state.mark_schedulable(timer.name, ())
 

@@ -70,7 +70,7 @@ class RoleChanged:
 
 @dataclass(frozen=True, slots=True)
 class Consolidated:
-    """For logs and metrics: these requests are ordered off a lightly loaded runner."""
+    """These requests are ordered off a lightly loaded runner. For logs and metrics."""
 
     pool: str
     runner: RunnerId
@@ -88,7 +88,9 @@ class BatchPreempted:
 
 @dataclass(frozen=True, slots=True)
 class SequencesParked:
-    """For logs and metrics: sequences of a tenant beyond its share make room for a request of one within its own."""
+    """Sequences of a tenant above its share are parked for a request of a tenant within its share. For logs and
+    metrics.
+    """
 
     pool: str
     runner: RunnerId
@@ -107,7 +109,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """For logs and metrics: an event that changes nothing any more."""
+    """An event without effect, because it is outdated. For logs and metrics."""
 
     event: str
     subject: str
@@ -116,7 +118,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class RunnerDoubted:
-    """For logs: gateways are asked for a runner that no supervisor reports."""
+    """Gateways are asked about a runner without a reporting supervisor. For logs."""
 
     runner: RunnerId
     reason: str

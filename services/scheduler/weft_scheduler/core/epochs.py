@@ -10,13 +10,13 @@ from weft_scheduler.core.state import State
 
 
 def advance_term(state: State, term: int) -> None:
-    """Stay above a term that a supervisor has stored: also where it is our own, while no epoch was given under it."""
+    """Stay above a term stored by a supervisor, even above this process's term before its first epoch."""
     if term > state.numbers.term or (term == state.numbers.term and not state.numbers.counter):
         _raise_term(state, term + 1)
 
 
 def advance_epoch(state: State, epoch: Epoch) -> None:
-    """Stay above an epoch that a gateway has."""
+    """Stay above an epoch known to a gateway."""
     if epoch > (state.numbers.term, state.numbers.counter):
         _raise_term(state, epoch.term + 1)
 

@@ -19,12 +19,12 @@ from weft_scheduler.core.state import State
 
 
 def on_fleet_query(state: State, gateway: GatewayStream, _: FleetQuery) -> None:
-    """Answer a gateway's query; its page counts on one answer to each question."""
+    """Answer a gateway's query. Its page expects one answer to each question."""
     state.send(gateway.peer, fleet_of(state))
 
 
 def fleet_of(state: State) -> FleetReport:
-    """Return every runner that has reported, by pool and name."""
+    """Return every reported runner, by pool and name."""
     listed = [(runner, runner.spec) for runner in state.runners.values() if runner.spec is not None]
     listed.sort(key=lambda pair: (pair[1].pool, pair[0].name))
     shown = listed[:MAX_LISTED_RUNNERS]

@@ -22,7 +22,7 @@ TIMER = Timer(TimerKind.KEYS_UNCONFIRMED)
 
 
 def on_keys(state: State, peer: Peer, keys: Keys) -> None:
-    """Take a supervisor's list. One below the version in force is kept aside."""
+    """Take a supervisor's list of keys. A list below the version in force is kept for later."""
     in_force = state.routes.key_list
     if (
         keys.version

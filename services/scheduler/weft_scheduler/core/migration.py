@@ -25,12 +25,12 @@ MIN_REMAINING_S = 1.0  # a sequence that is expected to end sooner ends where it
 
 
 def due(state: State, pool: Pool, after_s: float = ROUND_S) -> float | None:
-    """Return when to empty runners that should go, or that end; None: nothing runs on any."""
+    """Return the time to empty leaving or ending runners; None if no sequence runs on them."""
     return state.now + after_s if (pool.fleet.draining or pool.scaling.autoscaler.victims) and _sources(pool) else None
 
 
 def expect_at_once(state: State, pool: Pool) -> None:
-    """Begin to empty runners that end: they have seconds."""
+    """Begin to empty ending runners, which have only seconds."""
     if (at := due(state, pool, 0.0)) is not None:
         state.timers.set_earlier(Timer(TimerKind.MIGRATION, pool.name), at)
 
@@ -94,7 +94,7 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
 
 
 def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, emitted: int) -> RunnerAccount | None:
-    """Return where placement puts a request, if that exchanges KV with `source`; with room for its tokens till then."""
+    """Return the runner chosen by placement, if it exchanges KV with `source` and has room for the tokens."""
     assert source.spec is not None
     across = pool.declared.kv_across_classes
     rank, n_bytes = pool.adapters.size(request.adapter)
@@ -121,7 +121,7 @@ def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, e
 
 
 def _sources(pool: Pool) -> list[RunnerAccount]:
-    """Return the runners whose sequences should leave, with KV to send."""
+    """Return the runners with sequences to move and KV to send."""
     if len(pool.fleet.runners) < 2:
         return []
     leaving = (

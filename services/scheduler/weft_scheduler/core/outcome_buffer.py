@@ -30,11 +30,11 @@ class OutcomeBuffer:
         return True
 
     def forget_gateway(self, gateway: str) -> None:
-        """Expect nothing of a gateway whose stream is over: its next one sends everything again."""
+        """Expect no acknowledgement of a gateway with an ended stream. Its next stream sends everything again."""
         self.rejected_gateways.discard(gateway)
 
     def stored(self, request_ids: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-        """Forget what is in the store. Returns the ids to acknowledge by gateway."""
+        """Forget stored outcomes. Return the ids to acknowledge by gateway."""
         acknowledged: dict[str, list[str]] = {}
         for request_id in request_ids:
             outcome = self.outcomes.pop(request_id, None)

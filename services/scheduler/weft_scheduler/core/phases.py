@@ -22,7 +22,7 @@ def due(state: State, pool: Pool) -> float | None:
 
 
 def plan(state: State, pool: Pool) -> None:
-    """Plan the roles again: runners that take something new have come or gone, or the pool is another one."""
+    """Plan the roles again: usable runners have come or gone, or the pool's spec has changed."""
     if pool.declared.split and len(pool.fleet.runners) > REPLANNED and pool.scaling.roles.base:
         state.timers.set_earlier(Timer(TimerKind.ROLES, pool.name), state.now + REVIEW_S)  # several at a time
         return
@@ -39,7 +39,7 @@ def _plan(state: State, pool: Pool) -> None:
 
 
 def review(state: State, pool: Pool) -> bool:
-    """Change roles by what waits, and now and then by what requests are like. True: look again."""
+    """Change roles by the queue, and from time to time by the mix of requests. Return True to look again."""
     if not pool.declared.split:
         return False
     if pool.scaling.roles.resumes(state.now) or pool.fleet.roles_stale:
@@ -50,7 +50,7 @@ def review(state: State, pool: Pool) -> bool:
 
 
 def on_kv_lost(state: State, pool: Pool) -> None:
-    """Count a transfer that has failed: after several in a row both phases run on one runner for a while."""
+    """Count a failed transfer. After several in a row both phases run on one runner for a while."""
     if pool.declared.split and pool.scaling.roles.lost(state.now):
         _plan(state, pool)
 

@@ -10,7 +10,7 @@ from weft.domain.routes import AdapterStatus, PoolStatus
 
 @dataclass(frozen=True, slots=True)
 class PendingDeletion:
-    """An adapter that the registry has removed, and where it was served. All empty: not known here.
+    """A removed adapter of the registry, and its last place of service. All empty: unknown here.
 
     `digests`: its content, then the earlier ones.
     """
@@ -29,7 +29,7 @@ class Registry:
 
 
 class PublishedState:
-    """The registries' streams, and the statuses that they have. Cleared where a new registry needs everything."""
+    """The registries' streams with their statuses. Cleared if a new registry needs everything."""
 
     def __init__(self) -> None:
         self.registries: dict[str, Registry] = {}
@@ -53,20 +53,20 @@ class PublishedState:
         self.registries.pop(name, None)
 
     def mark_pool(self, name: str) -> None:
-        """Note that a pool's status may differ."""
+        """Record a possible change in the status of a pool."""
         self.dirty_pools[name] = None
 
     def take_pools(self) -> list[str]:
-        """Return the names of pools whose status may differ, sorted, and forget them."""
+        """Return the sorted names of pools with possibly changed statuses, and forget them."""
         pools, self.dirty_pools = sorted(self.dirty_pools), {}
         return pools
 
     def advance_term(self, term: int) -> None:
-        """Know the term under which a registry has spoken."""
+        """Record the term of a registry's message."""
         self.registry_term = max(self.registry_term, term)
 
     def mark_adapters(self, uids: Iterable[str]) -> None:
-        """Record that the statuses of these adapters may differ."""
+        """Record possible changes in the statuses of adapters."""
         self._dirty_adapters.update(dict.fromkeys(uids))
 
     def begin_deletion(self, uid: str, deletion: PendingDeletion) -> None:
@@ -78,7 +78,7 @@ class PublishedState:
         self.deletions.pop(uid, None)
 
     def forget_adapter(self, uid: str) -> None:
-        """Forget the status of an adapter that is in no pool."""
+        """Forget the status of an adapter without a pool."""
         self.adapters.pop(uid, None)
 
     def take_adapters(self, limit: int) -> list[str]:

@@ -75,7 +75,7 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
 
 
 def on_adapter_drain(state: State, timer: Timer) -> None:
-    """End a draining digest whose grace is over, or whose deadline has come: streams end, runners remove it."""
+    """End a draining digest after its grace or its deadline: its streams end, and runners remove it."""
     pool, digest = state.pools.get(timer.name), timer.adapter
     draining = pool.adapters.draining.get(digest) if pool is not None else None
     if pool is None or draining is None:
@@ -154,7 +154,7 @@ def _put_adapter(state: State, adapter: AdapterSpec, touched: dict[str, None]) -
 
 
 def _drop_adapters(state: State, uids: Iterable[str], touched: dict[str, None]) -> None:
-    """Take adapters out of the pools that have them."""
+    """Take adapters out of their pools."""
     for uid in uids:
         state.routes.forget_unserved(uid)
         name = state.registry.adapter_pool.pop(uid, None)
@@ -176,7 +176,7 @@ def _route(state: State, pool: Pool, adapter: AdapterSpec) -> None:
 
 
 def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
-    """Bring requests and runners in line with what the pool is now."""
+    """Bring requests and runners in line with the pool's present spec."""
     state.mark_schedulable(pool.name)
     if pool.spec is None:
         for request_id in pool.waiting.request_ids():
@@ -196,7 +196,7 @@ def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
 
 
 def publish_desired(state: State) -> None:
-    """Send the changes of what runners have to hold, at an event's end: one for each pool, to all of its runners."""
+    """Send the changes of desired adapters at the end of an event: one change for each pool, to all its runners."""
     while state.registry.desired_changed and state.registry.is_known:
         name, _ = state.registry.desired_changed.popitem()
         pool = state.pools.get(name)

@@ -52,7 +52,7 @@ def send_assign(
     state: State, pool: Pool, request: Request, *, delay_s: float = 0.0, kv_address: str = "",
     parks: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
-    """Tell a request's gateway where it runs from now on. `kv_address`: where its present runner sends its KV.
+    """Send a gateway the new runner of a request. `kv_address`: the target of the present runner's KV.
 
     `parks`: sequences that make room for it.
     """
@@ -151,7 +151,7 @@ def hand_off(state: State, request: Request) -> None:
 
 
 def acknowledge(state: State, request: Request) -> None:
-    """Note that a request has started, or is in a report."""
+    """Record that a request has started, or is in a report."""
     if request.acknowledge():
         state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
 
@@ -163,7 +163,7 @@ def stop(state: State, request: Request) -> None:
 
 
 def preempt(state: State, request: Request) -> None:
-    """Order a request off its runner. That counts here, not with the gateway's answer, which may never come."""
+    """Order a request off its runner. The order counts at once, because the gateway's answer may never come."""
     request.reservation.preempt(state.config.max_preemptions)
     order_off(state, request)
 
@@ -175,7 +175,7 @@ def order_off(state: State, request: Request) -> None:
 
 
 def release(state: State, request: Request) -> None:
-    """Take a request off its runners. What their reports include stays counted until the next ones."""
+    """Take a request off its runners. Reported sequences stay counted until the next reports."""
     state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
     state.pool(request.pool).waiting.count_running(request, -1)
     for runner_id in request.release().runners:
@@ -186,7 +186,7 @@ def release(state: State, request: Request) -> None:
 
 
 def overran(pool: Pool, request: Request) -> None:
-    """Count a request that has lost its memory to others; only its first time counts."""
+    """Count a request that has lost its memory, only for the first time."""
     if request.reservation.lose_memory() and request.reservation.forecast is not None:
         pool.fleet.margin.overran()
 

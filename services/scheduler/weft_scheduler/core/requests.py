@@ -34,7 +34,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def on_connected(state: State, peer: Peer, hello: object) -> None:
-    """Start a gateway from nothing: everything that it holds is submitted again."""
+    """Start a gateway from nothing: it submits all its requests again."""
     name = peer.name
     on_closed(state, name)
     applies_routes = isinstance(hello, GatewayHello) and hello.applies_routes
@@ -59,7 +59,7 @@ def on_closed(state: State, name: str) -> None:
 
 
 def on_resync_routes(state: State, gateway: GatewayStream, _: ResyncRoutes) -> None:
-    """Send the full route table to a gateway whose table has a gap."""
+    """Send the full route table to a gateway with a gap."""
     if state.routes.published:
         state.send(gateway.peer, state.routes.full())
 
@@ -77,7 +77,7 @@ def on_limit_report(state: State, gateway: GatewayStream, report: LimitReport) -
 
 
 def on_resubmit_timeout(state: State, timer: Timer) -> None:
-    """Wait no longer for a gateway to say that it has submitted everything."""
+    """End the wait for a gateway's report that all its requests are submitted."""
     on_resubmit_complete(state, state.gateways[timer.name], ResubmitComplete())
 
 
@@ -162,7 +162,7 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
 
 
 def forward_outcome(state: State, report: OutcomeReport) -> None:
-    """Send an outcome to the supervisor that has been there longest; without one it stays in the buffer."""
+    """Send an outcome to the longest connected supervisor, or keep it in the buffer."""
     supervisor = next(iter(state.supervisors.values()), None)
     if supervisor is not None:
         state.send(supervisor, report)
@@ -203,7 +203,7 @@ def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason
 
 
 def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> None:
-    """Leave a request where it runs. On an incarnation that is over, await its Failed."""
+    """Leave a request on its runner. For an ended incarnation, await its Failed."""
     runners = [_expected(state, runner_id) for runner_id in placement.runners]
     over = [runner_id for runner_id, runner in zip(placement.runners, runners, strict=True) if runner is None]
     produced = request.tokens.emitted > request.tokens.start_emitted
@@ -232,6 +232,6 @@ def _expected(state: State, runner_id: RunnerId) -> RunnerAccount | None:
 
 
 def _request_of(state: State, gateway: GatewayStream, request_id: str) -> Request | None:
-    """Return the request, if it is that gateway's."""
+    """Return the request, if it belongs to this gateway."""
     request = state.requests.get(request_id)
     return request if request is not None and request.gateway == gateway.id else None

@@ -30,7 +30,7 @@ LOAD_RETRY_FACTOR = 10  # a failed load is retried on the same runner after this
 
 
 def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
-    """Place a request again whose epoch has failed, unless an earlier trigger did."""
+    """Place a request again after a failed epoch, unless an earlier trigger has done so."""
     request = state.requests.get(failed.request_id)
     if request is None or request.gateway != gateway.id or request.epoch != failed.epoch:
         state.emit(Stale("failed", failed.request_id, "not its present epoch"))
@@ -57,7 +57,7 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
 
 
 def on_assign_timeout(state: State, timer: Timer) -> None:
-    """Take back an Assign that was not acknowledged, or whose Failed never came. A silent cluster proves nothing."""
+    """Take back an Assign without acknowledgement or Failed in time. A silent cluster proves nothing."""
     request = state.requests[timer.name]
     assert request.placement is not None
     runners = [(runner_id, state.runners.present(runner_id)) for runner_id in request.placement.runners]
@@ -75,7 +75,7 @@ def on_assign_timeout(state: State, timer: Timer) -> None:
 
 
 def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
-    """Let the supervisor's victim leave, with KV where that is cheaper; its next reservation is the decision's."""
+    """Remove the supervisor's victim, with KV if this is cheaper. The decision sets its next reservation."""
     request = state.requests.get(decision.request_id)
     running = request is not None and request.phase in (Phase.ASSIGNED, Phase.RUNNING)
     placement = request.placement if request is not None and request.epoch == decision.epoch else None
@@ -102,14 +102,14 @@ def stop_requests_of(state: State, runner: RunnerAccount) -> None:
 
 
 def on_avoidance_over(state: State, timer: Timer) -> None:
-    """Let a runner that a request avoided be used again."""
+    """Use a runner again for a request that avoided it."""
     request = state.requests[timer.name]
     if request.history.avoidance is not None:
         _avoids_less(state, timer, request.history.avoidance, (request.pool,))
 
 
 def on_gateway_avoidance_over(state: State, timer: Timer) -> None:
-    """Let a runner that a gateway's requests avoided be used again."""
+    """Use a runner again for the requests of a gateway that avoided it."""
     gateway = state.gateways[timer.name]
     _avoids_less(state, timer, gateway.avoidance, gateway.pools)
 

@@ -143,7 +143,7 @@ class RouteTable:
         return uid not in self._unapplied
 
     def applied(self, version: int | None) -> list[str]:
-        """Note that every gateway has applied a version; None: none is waited for. Returns the uids that waited."""
+        """Record the version applied by every gateway; None if no gateway is awaited. Return the waiting uids."""
         done: list[str] = []
         for uid, changed in self._unapplied.items():
             if version is not None and changed > version:
@@ -154,7 +154,7 @@ class RouteTable:
         return done
 
     def full(self) -> Routes:
-        """Return the whole published table; one object a version, so that it is encoded once."""
+        """Return the full published table, as one object per version, so that it is encoded once."""
         if self._full is None:
             book = self.book
             self._full = Routes(

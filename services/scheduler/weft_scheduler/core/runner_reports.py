@@ -44,7 +44,7 @@ MAX_INTERVAL_S = 5.0  # time between two reports of a loaded runner: a longer on
 
 
 def on_connected(state: State, peer: Peer, hello: object) -> None:
-    """Answer a supervisor with a term above all that it has stored, and send it what waits for the store."""
+    """Answer a supervisor with a term above all its stored terms, and send it the buffered outcomes."""
     on_closed(state, peer.name)
     advance_term(state, hello.highest_term if isinstance(hello, SupervisorHello) else 0)
     first = not state.supervisors
@@ -58,7 +58,7 @@ def on_connected(state: State, peer: Peer, hello: object) -> None:
 
 
 def on_closed(state: State, name: str) -> None:
-    """Place on a supervisor's runners by what it has reported, for `lapsed_s`; what runs there runs on."""
+    """Place on a supervisor's runners by its last report for `lapsed_s`. Running requests continue."""
     if name not in state.supervisors:
         return
     forwarded = next(iter(state.supervisors)) == name
@@ -173,7 +173,7 @@ def on_runner_lost(state: State, runner_id: RunnerId, reason: str) -> None:
 
 
 def on_lapsed(state: State, timer: Timer) -> None:
-    """Place nothing more on a runner whose last report is too old."""
+    """Place nothing more on a runner with an outdated report."""
     _unconfirm(state, state.runners[timer.name])
 
 
@@ -185,7 +185,7 @@ def on_unreported(state: State, timer: Timer) -> None:
 
 
 def _doubt(state: State, runner_id: RunnerId, reason: str) -> None:
-    """Have the gateways check a runner that nobody reports: it is gone unless one of them finds it alive."""
+    """Let the gateways check an unreported runner. It is lost unless a gateway finds it alive."""
     runner = state.runners.present(runner_id)
     if runner is None or not state.gateways:
         on_runner_lost(state, runner_id, reason)
@@ -199,7 +199,7 @@ def _doubt(state: State, runner_id: RunnerId, reason: str) -> None:
 
 
 def on_checked(state: State, gateway: GatewayStream, checked: RunnerChecked) -> None:
-    """Believe in a runner that a gateway finds alive, and ask again after a while; else it is the last one's word."""
+    """Trust a runner that a gateway finds alive, and ask again later. Otherwise it is lost after the last answer."""
     runner = state.runners.present(checked.runner)
     if runner is None or runner.id not in gateway.checks:
         return
@@ -212,7 +212,7 @@ def on_checked(state: State, gateway: GatewayStream, checked: RunnerChecked) -> 
 
 
 def on_check_due(state: State, timer: Timer) -> None:
-    """End a runner that no gateway has found alive in time."""
+    """End a runner that was found alive by no gateway in time."""
     on_runner_lost(state, state.runners[timer.name].id, NOT_ALIVE)
 
 
@@ -282,7 +282,7 @@ def _unconfirm(state: State, runner: RunnerAccount) -> None:
 
 
 def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
-    """Count a runner among the pool's Ready ones under the desired version that it has applied, or not."""
+    """Count a runner among the pool's Ready runners under its applied desired version, or remove it."""
     figures, adapters = runner.report.figures, pool.adapters
     if not runner.serving:
         required = ((a.digest, a.pinned, a.tier) for a in adapters.published.values())
@@ -302,13 +302,13 @@ def _update_readiness(state: State, pool: Pool, runner: RunnerAccount) -> None:
 
 
 def _mark_statuses(state: State, pool: Pool, digests: Iterable[str]) -> None:
-    """Record that the statuses of adapters with these contents may differ."""
+    """Record possible changes in the statuses of adapters with these contents."""
     for digest in digests:
         state.published.mark_adapters(pool.adapters.by_digest.get(digest, ()))
 
 
 def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerReport) -> None:
-    """Take reservations that the runner doubled in place; a sequence that it swapped to host memory has no page."""
+    """Take reservations doubled in place by the runner. A swapped sequence has no page."""
     for sequence in report.sequences:
         request = state.requests.get(sequence.request_id)
         if request is not None and request.epoch == sequence.epoch and request.runner == runner.id:
@@ -320,7 +320,7 @@ def _learn_reservations(state: State, runner: RunnerAccount, report: RunnerRepor
 
 
 def _unknown_digests(state: State, pool: Pool, report: RunnerReport) -> tuple[str, ...]:
-    """Return the digests that the runner has and the registry does not know."""
+    """Return the runner's digests that are unknown to the registry."""
     if not state.registry.is_known:
         return ()
     on_runner = (a.digest for a in report.adapters if a.tier >= Tier.DISK)

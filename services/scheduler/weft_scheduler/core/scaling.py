@@ -16,7 +16,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
-    """Decide how many runners are wanted and which should go. `at_once`: for a request that came this moment.
+    """Decide the number of wanted runners and the victims. `at_once`: for a request that arrived now.
 
     Nothing shrinks while a request waits, and one that waits longer than a moment gets every runner that is there. Nor
     is a runner released before this process knows the cluster.

@@ -97,7 +97,7 @@ TIMERS: Mapping[TimerKind, Callable[[State, Timer], None]] = {
 
 
 class Scheduler:
-    """The machine. `term` is one that no scheduler has used: the caller has made it durable."""
+    """The machine. `term` is unused by earlier schedulers, and durable."""
 
     def __init__(self, config: SchedulerConfig, term: int) -> None:
         self.config = config

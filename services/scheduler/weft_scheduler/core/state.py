@@ -65,13 +65,13 @@ class Runners(dict[str, RunnerAccount]):
         return runner if runner is not None and runner.id == runner_id else None
 
     def begin(self, runner_id: RunnerId) -> RunnerAccount:
-        """Return a new record, of an incarnation that was not known."""
+        """Return a new record of an unknown incarnation."""
         self._arrivals += 1
         runner = self[runner_id.uuid] = RunnerAccount(runner_id, self._arrivals)
         return runner
 
     def replace(self, runner_id: RunnerId) -> None:
-        """Remember an incarnation that a newer one has replaced: reports of it are stale."""
+        """Remember an incarnation replaced by a newer one: its reports are stale."""
         self._replaced[runner_id.uuid] = runner_id.incarnation
 
     def was_replaced(self, runner_id: RunnerId) -> bool:
@@ -95,7 +95,7 @@ class RegistryState:
 
 
 class ReservationPolicies:
-    """The reservation policies, by name, and the lengths that they have seen."""
+    """The reservation policies, by name, and their observed lengths."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.lengths = OutputLengthStats(config.quantile, config.default_output_tokens, config.length_adapters)
@@ -109,7 +109,9 @@ class ReservationPolicies:
 
 
 class State:
-    """All state of one machine. `now` is the time of the event at hand. A table gets and loses objects in one file."""
+    """All state of one machine. `now` is the time of the present event. One file adds and removes the objects of a
+    table.
+    """
 
     def __init__(self, config: SchedulerConfig, term: int) -> None:
         self.config, self.now = config, 0.0
@@ -136,7 +138,7 @@ class State:
         self.now = max(now, self.now)
 
     def settle(self) -> None:
-        """Remember that the cluster has had the time to report itself."""
+        """Remember that the cluster has had time to report itself."""
         self.settled = True
 
     # ------------------------------------------------------------ effects
@@ -155,7 +157,7 @@ class State:
     # ------------------------------------------------------------ by name
 
     def pool(self, name: str) -> Pool:
-        """Return the pool of that name, new if need be."""
+        """Return the pool of this name, new if necessary."""
         if name not in self.pools:
             self.pools[name] = Pool(name)
         return self.pools[name]
@@ -165,7 +167,7 @@ class State:
         return self.pool(runner.spec.pool)
 
     def forget_pool(self, name: str) -> None:
-        """Forget a pool that is not in use."""
+        """Forget a pool without runners and requests."""
         del self.pools[name]
 
     # ------------------------------------------------------------ what has to follow
@@ -207,7 +209,7 @@ class State:
             self.timers.set(timer, self.now + self.config.status_s)
 
     def update_runner(self, runner: RunnerAccount) -> None:
-        """Count a runner whose accounts have changed: a queued request may fit now."""
+        """Count a runner with changed accounts: a queued request may fit now."""
         if runner.spec is not None:
             pool = self.pool_of(runner)
             shapes = len(pool.fleet.accepting)

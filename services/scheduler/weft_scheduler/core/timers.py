@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class TimerKind(StrEnum):
-    """Purposes of deadlines, and of what each is (the timer's name). At one moment the order is that of the values."""
+    """Purposes of deadlines, with the meaning of the timer's name. Simultaneous timers run by value."""
 
     ADAPTER_DRAIN = "adapter_drain"  # pool, adapter: a draining digest's grace or deadline
     ASSIGN_TIMEOUT = "assign_timeout"  # request: not started, or stopping while its gateway is silent

@@ -25,7 +25,7 @@ class PoolView:
         self._loads = [load for runner in runners if (load := pool.fleet.load_of(runner)) is not None]
 
     def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
-        """Begin a pass over the requests that wait. `overtaking`: counts instead of the pool's own."""
+        """Begin a pass over the waiting requests. `overtaking`: counts in place of the pool's counts."""
         waiting, placement, config = self._pool.waiting, self._pool.fleet.placement, self._state.config
         bounds = config.starvation_bound, config.window
         return QueuePass(overtaking or waiting.overtaking, waiting.queue, placement, *bounds, waiting.shares)
@@ -55,14 +55,14 @@ class PoolView:
         return choice
 
     def waits_for(self, request: Request, choice: Choice) -> bool:
-        """True for a request that could ever run on one of the chosen runners and does not avoid it."""
+        """Return whether a request could run on a chosen runner that it does not avoid."""
         rank, runners = self._pool.adapters.rank(request.adapter), self._pool.fleet.runners
         required, avoided = self._required_class(request), self._avoided(request)
         shapes = [(runners[uuid].shape, uuid) for uuid in choice if uuid is not None]
         return any(shape.fits(rank, request.tokens.context, required) and uuid not in avoided for shape, uuid in shapes)
 
     def placeable_shapes(self, request: Request) -> AbstractSet[RunnerShape]:
-        """Return the shapes that could ever run a request and have a placeable runner that it does not avoid."""
+        """Return the shapes with enough capacity for a request and a placeable runner that it does not avoid."""
         return self._pool.fleet.placement.placeable_shapes(self._ask(request, self._required_class(request)))
 
     def could_run(self, request: Request, runner: RunnerAccount) -> bool:
@@ -72,7 +72,7 @@ class PoolView:
         return fits and uuid not in self._avoided(request)
 
     def _required_class(self, request: Request) -> str:
-        """Return the numerics class that a request has to wait for; "": any will do, its own first.
+        """Return the numerics class that a request must wait for; "" for any class, its present class first.
 
         A request with tokens waits for the class that computed them, for at most `same_class_s` after it ran, while a
         runner of that class can take it now or soon: the runner is full, its supervisor is reconnecting, or none was
@@ -101,7 +101,7 @@ class PoolView:
         )
 
     def _avoided(self, request: Request) -> AbstractSet[str]:
-        """Return the uuids of the present incarnations that a request avoids."""
+        """Return the uuids of avoided present incarnations."""
         state, avoidance = self._state, request.history.avoidance
         of_gateway = state.gateways[request.gateway].avoidance
         if avoidance is None and not of_gateway:
@@ -111,7 +111,7 @@ class PoolView:
 
 
 class BatchView(PoolView):
-    """Batch requests of a pool, which leave room on every runner (`policy/priority`)."""
+    """Batch requests of a pool, which leave headroom on every runner (`policy/priority`)."""
 
     def begin_pass(self, overtaking: Overtaking[Request] | None = None) -> QueuePass[Request]:
         batch, config = self._pool.waiting.batch, self._state.config

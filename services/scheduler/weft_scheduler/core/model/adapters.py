@@ -27,7 +27,7 @@ class DrainingAdapter:
 
 
 class PoolAdapters:
-    """The registry's adapters of one pool by uid and by digest, and the versioned list of what runners hold."""
+    """The registry's adapters of one pool by uid and by digest, and the versioned list for runners."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, AdapterSpec] = {}
@@ -115,7 +115,7 @@ class PoolAdapters:
     # ------------------------------------------------------------ what runners hold
 
     def held_after(self, version: int) -> Iterator[str]:
-        """Yield the digests that runners have to hold only since a later version."""
+        """Yield the digests that runners must hold only since a later version."""
         return takewhile(lambda digest: self.held_since[digest] > version, reversed(self.held_since))
 
     def publish(self, new_version: Callable[[], int]) -> DesiredChange | None:
@@ -150,7 +150,7 @@ class PoolAdapters:
         return DesiredChange(version, first, tuple(adapters), tuple(removed))
 
     def full(self, removed: tuple[str, ...] = ()) -> DesiredChange:
-        """Return everything that a runner has to hold, and digests that this runner has to remove."""
+        """Return all adapters that a runner must hold, and the digests to remove."""
         return DesiredChange(
             self.version, True, tuple(self.published[digest] for digest in sorted(self.published)), removed
         )

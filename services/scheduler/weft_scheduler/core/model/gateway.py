@@ -10,7 +10,7 @@ MAX_DOUBLINGS = 16  # doublings of an avoidance: a float takes no more than 2**1
 
 
 class Avoidance:
-    """Runners that are not to be used until a time."""
+    """Runners to avoid until a time."""
 
     def __init__(self) -> None:
         self._deadlines: dict[RunnerId, float] = {}
@@ -22,7 +22,7 @@ class Avoidance:
         self._deadlines[runner_id] = deadline
 
     def current(self, now: float) -> list[RunnerId]:
-        """Return the runners still to be avoided; the others are forgotten."""
+        """Return the runners still avoided, and forget the rest."""
         for runner_id in [r for r, deadline in self._deadlines.items() if deadline <= now]:
             del self._deadlines[runner_id]
         return [*self._deadlines]
@@ -63,11 +63,12 @@ class GatewayStream:
         self.applied_routes = version
 
     def resubmitted(self) -> None:
-        """Note that the order of the stream's requests is known now."""
+        """Record that the order of the stream's requests is known now."""
         self.complete = True
 
     def lost_session(self, runner_id: RunnerId, now: float, avoid_s: float) -> float | None:
-        """Avoid a runner whose session broke; this gateway only: a broken network takes the fleet from no other.
+        """Avoid a runner with a broken session, for this gateway only: a broken network takes no runner from other
+        gateways.
 
         Twice as long each time until the runner starts a request of this gateway: a runner that was killed counts as
         Ready until its lease runs out, and requests must not spend all their migrations on it. Returns until when;
@@ -82,18 +83,18 @@ class GatewayStream:
         return deadline
 
     def check(self, runner_id: RunnerId) -> None:
-        """Note that the gateway is asked whether a runner is alive."""
+        """Record that the gateway is asked whether a runner is alive."""
         self.checks.add(runner_id)
 
     def checked(self, runner_id: RunnerId) -> None:
-        """Note that what the gateway says of a runner is known, or does not matter any more."""
+        """Record that the gateway's answer about a runner is known or irrelevant."""
         self.checks.discard(runner_id)
 
     def runner_lost(self, runner_id: RunnerId) -> None:
-        """Forget the lost sessions of an incarnation that is over."""
+        """Forget the lost sessions of an ended incarnation."""
         self.checked(runner_id)
         self._lost_sessions.pop(runner_id, None)
 
     def started(self, runner_id: RunnerId) -> None:
-        """Forget the lost sessions of a runner that serves this gateway."""
+        """Forget the lost sessions of a runner with a new session of this gateway."""
         self._lost_sessions.pop(runner_id, None)

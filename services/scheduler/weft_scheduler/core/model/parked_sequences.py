@@ -16,7 +16,7 @@ class ParkedSequences:
         self.changed: set[str] = set()  # sequences that were parked, or are no more, since `take_changed`
 
     def may_park(self, sequences: Mapping[str, SequenceState], request_id: str, epoch: Epoch) -> bool:
-        """True for a sequence that is reported under that epoch, and may still be parked."""
+        """Return whether the sequence is reported under this epoch, and may still be parked."""
         sequence = sequences.get(request_id)
         runs = sequence is not None and sequence.epoch == epoch and sequence.parking is Parking.NONE
         return runs and request_id not in self.ids

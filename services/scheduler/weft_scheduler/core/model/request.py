@@ -26,12 +26,12 @@ class Placement(NamedTuple):
 
     @property
     def runners(self) -> tuple[RunnerId, ...]:
-        """Every runner that holds pages for the request."""
+        """All runners with pages of the request."""
         return (self.prompt,) if self.token is None else (self.prompt, self.token)
 
     @property
     def last(self) -> RunnerId:
-        """The runner that has the request to its end: its reservation is there."""
+        """The runner of the request's end, with its reservation."""
         return self.token or self.prompt
 
 
@@ -85,7 +85,7 @@ class RequestTokens:
 
     @property
     def context(self) -> int:
-        """Maximum of tokens that the request can ever hold."""
+        """The maximum number of tokens that the request can hold."""
         return self.prompt + self.max_output if self._generates else self.prompt
 
     @property
@@ -95,7 +95,7 @@ class RequestTokens:
 
     @property
     def expected_work(self) -> float:
-        """Expected cost of what is still to come, in output tokens."""
+        """Expected remaining cost, in output tokens."""
         return self.expected_remaining(self.emitted) + self.prefill / PROMPT_TOKENS
 
     @property
@@ -129,11 +129,11 @@ class RequestTokens:
             self.max_output = min(self.max_output, context - self.prompt)
 
     def emit(self, tokens: int) -> None:
-        """Note that `tokens` tokens of the answer were streamed."""
+        """Record `tokens` streamed tokens of the answer."""
         self.emitted = max(self.emitted, tokens)
 
     def begin_epoch(self) -> None:
-        """Note that an epoch goes on from the tokens so far."""
+        """Record that an epoch continues from the tokens so far."""
         self.start_emitted = self.emitted
 
 
@@ -156,7 +156,7 @@ class Reservation:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens to reserve beyond those emitted."""
+        """Output tokens to reserve in addition to emitted tokens."""
         return self._tokens_after(self._tokens.emitted)
 
     @property
@@ -166,7 +166,7 @@ class Reservation:
 
     @property
     def footprint_tokens(self) -> int:
-        """Tokens that a runner needs free for the request: what is reserved, or the maximum of its expected use."""
+        """Free tokens that a runner needs for the request: its reservation, or the maximum of its expected use."""
         return self.footprint_after(self._tokens.emitted)
 
     def footprint_after(self, emitted: int) -> int:
@@ -188,11 +188,13 @@ class Reservation:
         self.forecast = UseForecast(of.prompt, of.max_output, of.quantiles) if pooled else None
 
     def reserve_again(self, tokens: int) -> None:
-        """Reserve what the supervisor says for the next epoch, counted from the start of this one."""
+        """Set the reservation of the next epoch by the supervisor's decision, counted from the start of this epoch."""
         self.reserved_until = max(1, self._tokens.start_emitted + tokens)
 
     def grow(self, tokens: int) -> None:
-        """Note what the runner reports as reserved from the epoch's start on: it may have doubled that in place."""
+        """Record the reservation reported by the runner, counted from the epoch's start. The runner may have doubled it
+        in place.
+        """
         self.reserved_until = max(self.reserved_until, self._tokens.start_emitted + tokens)
 
     def lose_memory(self) -> bool:
@@ -201,7 +203,7 @@ class Reservation:
         return first
 
     def preempt(self, max_preemptions: int) -> None:
-        """Count one more of the bounded preemptions."""
+        """Count a preemption, up to the bound."""
         self.preemptions += 1
         self.limit_preemptions(max_preemptions)
 
@@ -236,15 +238,15 @@ class RequestHistory:
         self.avoidance: Avoidance | None = None  # avoided runners; None: it never had to avoid any
 
     def migrate(self) -> None:
-        """Count one more of the bounded migrations."""
+        """Count a migration, up to the bound."""
         self.migrations += 1
 
     def migrate_with_kv(self) -> None:
-        """Count one more of the bounded migrations with KV."""
+        """Count a migration with KV, up to the bound."""
         self.kv_migrations += 1
 
     def consolidate(self) -> None:
-        """Count one more of the bounded migrations by consolidation."""
+        """Count a migration by consolidation, up to the bound."""
         self.consolidations += 1
 
     def avoid(self, runner_id: RunnerId, deadline: float) -> None:
@@ -253,11 +255,11 @@ class RequestHistory:
         self.avoidance.add(runner_id, deadline)
 
     def run(self) -> None:
-        """Note that a runner has the request: refusals in a row are over."""
+        """Record the arrival at a runner: a row of refusals ends."""
         self.capacity_refusals = 0
 
     def fail_on(self, runners: tuple[RunnerId, ...], reason: FailReason, detail: str) -> None:
-        """Record that an epoch failed on these runners."""
+        """Record the failure of an epoch on `runners`."""
         self.capacity_refusals = self.capacity_refusals + 1 if reason is FailReason.NO_CAPACITY else 0
         self.one_runner |= reason is FailReason.KV_LOST
         if reason in (FailReason.LOAD_FAILED, FailReason.RUNNER_FULL):
@@ -265,7 +267,7 @@ class RequestHistory:
 
 
 class NumericsClass:
-    """The class in which a request's tokens were computed, and for how long it waits for that class."""
+    """The numerics class of a request's tokens, and the time to wait for this class."""
 
     __slots__ = ("assigned", "awaited_until", "latest")
 
@@ -285,11 +287,11 @@ class NumericsClass:
         self.assigned = numerics_class
 
     def run(self) -> None:
-        """Note that a runner has the request: it may wait again."""
+        """Record the arrival at a runner: the request may wait again."""
         self.awaited_until = 0.0
 
     def keep(self) -> None:
-        """Note that the latest tokens are of the class of the runner that the request leaves."""
+        """Record that the latest tokens are of the class of the old runner."""
         self.latest = self.assigned or self.latest
 
 
@@ -359,7 +361,7 @@ class Request:
         self.tokens.begin_epoch()
 
     def adopt(self, placement: Placement, phase: Phase) -> None:
-        """Leave the request where it runs already, as its gateway submitted it."""
+        """Leave the request on its runner, as submitted by its gateway."""
         self._enter(phase)
         self.placement = placement
 

@@ -38,7 +38,7 @@ class StaleReport(Exception):
 
 
 class LastReport:
-    """The full report and the changes since, as one."""
+    """The full report with all later changes, as one."""
 
     def __init__(self) -> None:
         self.version: int | None = None
@@ -56,7 +56,7 @@ class LastReport:
         return sequence is not None and sequence.epoch == epoch
 
     def in_kv(self) -> Iterator[tuple[str, int]]:
-        """Yield each sequence and the tokens that it had in KV."""
+        """Yield each sequence and its tokens in KV."""
         return zip(self.sequences, self.progress or [0] * len(self.sequences), strict=False)
 
     def check(self, report: RunnerReport, spec: RunnerSpec) -> None:
@@ -77,7 +77,7 @@ class LastReport:
             raise ReportInvalid(f"invalid: {fault}")
 
     def take_figures(self, report: RunnerReport, now: float) -> None:
-        """Take over what a report says of the runner as a whole; a full one begins anew."""
+        """Take the figures of the runner from a report. A full report begins anew."""
         if report.full:
             self.sequences, self.adapters, self.errors = {}, {}, {}
         self.version, self.figures, self.taken_s = report.version, report.figures, now
@@ -85,15 +85,15 @@ class LastReport:
         self.overdue_pages = sum([overrun.wanted_pages for overrun in report.overruns]) if report.overruns else 0
 
     def put(self, sequence: SequenceState) -> None:
-        """Take over a sequence, or what has changed of it."""
+        """Add a sequence, or its changes."""
         self.sequences[sequence.request_id] = sequence
 
     def end(self, request_id: str) -> SequenceState | None:
-        """Forget a sequence that has ended. Returns it; None: it was not known."""
+        """Forget an ended sequence and return it; None if it was unknown."""
         return self.sequences.pop(request_id, None)
 
     def take_adapters(self, report: RunnerReport) -> list[str]:
-        """Take over the adapters that matter here. Returns the digests whose error has changed."""
+        """Take the relevant adapters of a report. Return the digests with a changed error."""
         changed: list[str] = []
         for digest in report.removed_adapters:
             self.adapters.pop(digest, None)
@@ -114,13 +114,13 @@ class LastReport:
 
 
 def pages_of(tokens: int, page_tokens: int) -> int:
-    """Return the pages that hold `tokens` tokens."""
+    """Return the number of pages for `tokens` tokens."""
     return -(-tokens // page_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class UnackedAssign:
-    """An Assign that no report includes yet."""
+    """An Assign not yet included in a report."""
 
     epoch: Epoch
     pages: int
@@ -161,7 +161,7 @@ class RunnerAccounts:
         self.prompt_queue_tokens = int(PROMPT_QUEUE_S * spec.prefill_tokens_per_s) or spec.max_context_tokens
 
     def limit(self, token_time_s: float) -> None:
-        """Let the runner's steps take at most `token_time_s`; 0: no such objective."""
+        """Bound the runner's steps by `token_time_s`; 0: no objective."""
         assert self._spec is not None
         self.max_sequences = self._spec.sequences_within(token_time_s)
 
@@ -169,7 +169,7 @@ class RunnerAccounts:
 
     @property
     def free_pages(self) -> int:
-        """Whole pages that an Assign may count on."""
+        """Whole pages available for an Assign."""
         return self.free_tokens // self._spec.page_tokens if self._spec else 0
 
     @property
@@ -253,7 +253,7 @@ class RunnerAccounts:
             self.pooled.add(request_id, forecast, emitted_tokens, pages)
 
     def settle(self, deviations: float) -> None:
-        """Take the peak of what is expected, with that margin, before the runner's load counts."""
+        """Take the peak of the expected use, with this margin, before the runner's load counts."""
         if self.pooled is not None:
             self.pooled.settle(deviations)
             if not self.pooled.members:
@@ -270,7 +270,7 @@ class RunnerAccounts:
     # ------------------------------------------------------------ reports
 
     def apply(self, report: RunnerReport, now: float) -> tuple[list[str], list[str]]:
-        """Take a report over. Returns (requests whose Assign it acknowledges, adapters whose error has changed).
+        """Take a report. Return (requests with an acknowledged Assign, adapters with a changed error).
 
         Costs what the report carries. Raises ReportGap, StaleReport, ReportInvalid; they leave the runner as it was.
         """
@@ -394,7 +394,7 @@ class SentOrders(NamedTuple):
 
 
 class RunnerAccount:
-    """One incarnation. Without a spec it is known by name only: a gateway submitted a request that runs there."""
+    """One incarnation. Without a spec only its name is known, from a gateway's request that runs there."""
 
     def __init__(self, runner_id: RunnerId, arrival: int = 0) -> None:
         self.id = runner_id
@@ -525,7 +525,7 @@ class RunnerAccount:
         return old_contact is Contact.NONE
 
     def lose(self, contact: Contact) -> None:
-        """Note that the supervisor's stream has ended, or that nothing is placed on the runner any more."""
+        """Record that the supervisor's stream has ended, or that the runner is closed for placement."""
         assert contact < self.contact, self.id
         self.contact = contact
 
@@ -540,19 +540,19 @@ class RunnerAccount:
         return old_role != (role, alone)
 
     def send(self, sent: SentOrders) -> None:
-        """Note what is on its way to the runner from now on."""
+        """Record the orders in transit to the runner."""
         self.sent = sent
 
     def serve(self) -> None:
-        """Note that the runner can serve, and stays able to."""
+        """Record that the runner can serve from now on."""
         self.serving = True
 
     def ready(self, version: int | None) -> int | None:
-        """Note that the runner is Ready with that desired version, or not at all. Returns the version before."""
+        """Record the desired version with which the runner is Ready, or None. Return the previous version."""
         old_version, self.ready_version = self.ready_version, version
         return old_version
 
     def count(self, standing: Standing, contribution: Contribution | None) -> None:
-        """Note what its pool counts of the runner from now on."""
+        """Record the runner's count in its pool."""
         accepting = self.role if contribution is not None and not self.cordoned else None
         self.counted = Counted(standing, contribution, accepting)

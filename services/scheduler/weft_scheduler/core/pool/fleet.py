@@ -17,7 +17,7 @@ from weft_scheduler.core.policy.reservation.pooled import Margin
 
 
 class ReadyRunners:
-    """The Ready runners, by what gateways and statuses are told of them."""
+    """The Ready runners, as published to gateways and in statuses."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,7 +51,7 @@ class ReadyRunners:
 
 
 class PoolFleet:
-    """The runners of a pool. `adapters`: of the pool, of which runners hold the pinned ones."""
+    """The runners of a pool. `adapters`: the adapters of the pool; runners hold pinned adapters."""
 
     def __init__(self, spec: PoolSpec, adapters: PoolAdapters) -> None:
         self._spec, self._adapters = spec, adapters
@@ -119,7 +119,7 @@ class PoolFleet:
         self.set_errors(runner, [*runner.report.errors], is_deleted=True)
 
     def drains(self, runner: RunnerAccount) -> None:
-        """Note that a runner ends, or serves again after all."""
+        """Record that a runner ends, or serves again."""
         if runner.report.figures.draining:
             self.draining[runner.id.uuid] = None
         else:
@@ -154,7 +154,7 @@ class PoolFleet:
         return True
 
     def follow(self, spec: PoolSpec) -> None:
-        """Serve by that spec's objective for tokens, and in its phases."""
+        """Use the spec's objective for tokens, and its phases."""
         old_spec, self._spec, self.is_split = self._spec, spec, spec.split
         if spec.slo_token_time_s != old_spec.slo_token_time_s:
             for runner in self.runners.values():
@@ -210,7 +210,7 @@ class PoolFleet:
 
 
 def new_placement(spec: PoolSpec) -> PlacementPolicy:
-    """Return the placement of that spec's phases."""
+    """Return the placement for the phases of a spec."""
     return Splitwise(spec.kv_across_classes) if spec.split else Punica()
 
 

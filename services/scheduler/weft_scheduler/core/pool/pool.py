@@ -65,7 +65,7 @@ class Pool:
         return self.declared.drain_s or config.drain_s
 
     def route(self) -> PoolRoute | None:
-        """Return what gateways know of the pool; None: it is not served."""
+        """Return the gateways' view of the pool; None if it is not served."""
         ready = self.fleet.ready
         if not self.is_served:
             return None
@@ -88,7 +88,7 @@ class Pool:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Tokens of prompts that the runners that compute prompts now compute in a second, as measured at start."""
+        """Prompt tokens per second of the runners that compute prompts now, as measured at start."""
         return self.fleet.capacity.sum.prefill_tokens_per_s
 
     def splits(self, request: Request) -> bool:

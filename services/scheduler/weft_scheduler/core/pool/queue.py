@@ -17,7 +17,7 @@ BEYOND_SHARE_S = 10.0  # prompts of tenants within their share that arrive withi
 
 
 class BatchRequests:
-    """The batch requests of a pool. One owner: the pool."""
+    """The batch requests of a pool, owned by the pool."""
 
     def __init__(self, queue: WaitingQueue[Request]) -> None:
         self.queue, self.overtaking = queue, Overtaking[Request]()
@@ -27,11 +27,11 @@ class BatchRequests:
         self._passed_over = False
 
     def wait_in(self, queue: WaitingQueue[Request]) -> None:
-        """Let the requests that wait do so in another queue."""
+        """Move the waiting requests to a new queue."""
         self.queue = queue
 
     def pass_over(self) -> None:
-        """Note that interactive requests wait: what changes meanwhile is not looked at for batch requests."""
+        """Record waiting interactive requests: batch requests miss all changes in the meantime."""
         self._passed_over = True
 
     def is_due(self, headroom: Headroom) -> bool:
@@ -94,7 +94,7 @@ class PoolQueue:
         return sorted(request_id for ids in self.requests.values() for request_id in ids)
 
     def count_running(self, request: Request, step: int) -> None:
-        """Count a request that is on a runner (1), or was (-1)."""
+        """Count a running request (1), or its end (-1)."""
         self.running += step
         if request.batch:
             self.batch.count(0, step)
@@ -114,7 +114,7 @@ class PoolQueue:
         return self.batch.overtaking if request.batch else self.overtaking
 
     def enqueue(self, request: Request, work_per_s: float) -> None:
-        """Let a request wait. `work_per_s`: tokens that the pool computes in a second, for an order that ages."""
+        """Let a request wait. `work_per_s`: tokens per second of the pool, for an order with ageing."""
         self._push(request, work_per_s)
         if request.batch:
             return
@@ -144,7 +144,7 @@ class PoolQueue:
         self._push(request, work_per_s)
 
     def follow(self, spec: PoolSpec, work_per_s: float) -> None:
-        """Let what waits wait in the order, and by the weights, of that spec."""
+        """Order waiting requests by the policy and the weights of the spec."""
         waiting = sorted((*self.queue, *self.batch.queue), key=lambda request: request.order)
         self.queue = _queue_of(spec)
         self.batch.wait_in(_queue_of(spec))
@@ -153,7 +153,7 @@ class PoolQueue:
             self._push(request, work_per_s)
 
     def recheck(self) -> None:
-        """Let the next cycle reject what has become infeasible."""
+        """Let the next cycle reject requests that became infeasible."""
         self._recheck = True
 
     def take_recheck(self) -> bool:
@@ -175,13 +175,13 @@ class PoolQueue:
         self.queue_of(request).counters.charge(request.tenant, extra_cost + load_tokens)
 
     def settle(self, request: Request, output_tokens: int) -> None:
-        """Charge the tenant of a request that is over for what was computed, and for no prediction any more."""
+        """Charge the tenant of an ended request for computed tokens in place of the prediction."""
         if request.charged:
             extra_cost = request.charge(request.tokens.cost_of(output_tokens))
             self.queue_of(request).counters.charge(request.tenant, extra_cost)
 
     def delay_s(self, request: Request, now: float) -> float:
-        """Return what the arrival of a request that leaves the queue is delayed by, in the order of prompts.
+        """Return the delay of a leaving request's arrival in the order of prompts.
 
         The prompts of a tenant that runs more than its share come after those that others bring within a while: else
         each of those waited for the prompts that a flood has on the runner already.

@@ -32,13 +32,13 @@ class PoolScaling:
             self.arrivals.count(now, request.tokens.prompt, request.reservation.footprint_tokens)
 
     def phase_bounds(self, spec: PoolSpec) -> PhaseBounds:
-        """Return what bounds the runners of each phase; nothing where phases are not split."""
+        """Return the bounds of the runners of each phase; empty for unsplit phases."""
         if not spec.split:
             return PhaseBounds()
         return PhaseBounds(spec.groups, PhaseCounts(prompt=1, token=1), self.roles.prompt_share)
 
     def published_roles(self, counts: RoleCounts, now: float, least_s: float) -> tuple[RoleCounts, float]:
-        """Return the counts to publish, and when others may be: where as many runners change roles, `least_s` later."""
+        """Return the counts to publish, and the time of the next change: for changed roles, `least_s` later."""
         if self._published_roles is not None:
             last, published_s = self._published_roles
             if last[:3] == counts[:3]:

@@ -19,7 +19,7 @@ from weft_scheduler.core.policy.autoscaling.throughput import TokenThroughput
 
 
 class Contribution(NamedTuple):
-    """Share of one runner in its pool. Pages count only while it serves; slots are those for unpinned adapters."""
+    """Share of one runner in its pool. Pages count only while it serves; slots are slots for unpinned adapters."""
 
     sequences: int = 0  # its best batch
     kv_tokens: int = 0
@@ -53,11 +53,11 @@ class PoolCapacity:
 
     @property
     def interactive_tokens(self) -> int:
-        """Reserved tokens of interactive requests: those of batch ones are theirs whenever they need them."""
+        """Reserved tokens of interactive requests, available to them at any time despite batch requests."""
         return max(0, self.sum.reserved_tokens - self.sum.batch_tokens)
 
     def replace(self, previous: Contribution | None, current: Contribution | None) -> None:
-        """Replace one runner's contribution in the sum; None: it contributes nothing."""
+        """Replace one runner's contribution in the sum; None: no contribution."""
         if previous is None and current is None:
             return
         self.runners += (current is not None) - (previous is not None)
@@ -79,7 +79,7 @@ class PoolCapacity:
 
 
 class Autoscaler:
-    """Wanted runners and victims of one pool. A victim takes nothing new; what runs there runs on."""
+    """Wanted runners and victims of one pool. A victim takes no new requests and continues its running requests."""
 
     def __init__(self, capacity: PoolCapacity) -> None:
         self.capacity = capacity

@@ -48,7 +48,7 @@ class PoolLoad:
 
     @property
     def computed_share(self) -> float:
-        """Share of prompt tokens that are computed."""
+        """Share of prompt tokens to compute, not reused."""
         return 1.0 - self.reused_share
 
     @property
@@ -118,7 +118,7 @@ def _prompts(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> 
 
 
 def _filled(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
-    """Return the runners that are full of sequences or of pages."""
+    """Return the number of runners filled with sequences or with pages."""
     if capacity is None:
         return float(load.requests > 0)
     sequences = load.requests / capacity.sequences

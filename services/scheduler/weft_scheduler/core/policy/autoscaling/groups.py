@@ -73,7 +73,7 @@ def surplus(present: PhaseCounts, target: PhaseCounts) -> PhaseCounts:
 def select_victims(
     candidates: Iterable[VictimCandidate], retained: Sequence[str], going: PhaseCounts, phases: PhaseCounts
 ) -> list[str]:
-    """Return the victims, the first to go first: `retained` ones that still may be, then the smallest of each group.
+    """Return the victims in the order of leaving: possible `retained` victims, then the smallest runners of each group.
 
     Where there is a choice none whose role would have fewer left than `phases` wants of it; never the last one of a
     role while another one can go.

@@ -36,11 +36,11 @@ class ReusedShare:
         self._assigned, self._reused = DecayedRate(), DecayedRate()
 
     def give(self, tokens: int, now: float) -> None:
-        """Count prompt tokens of a request that is assigned to a runner."""
+        """Count prompt tokens of an assigned request."""
         self._assigned.count(now, tokens)
 
     def find(self, tokens: int, now: float) -> None:
-        """Count prompt tokens that a runner reports to have found since."""
+        """Count prompt tokens reused from the cache, as reported by a runner."""
         self._reused.count(now, tokens)
 
     def share(self, now: float) -> float:

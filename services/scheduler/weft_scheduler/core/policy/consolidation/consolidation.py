@@ -13,7 +13,7 @@ GAIN_FACTOR = 4.0  # runner-seconds that one of recomputation has to save: its s
 
 
 class RunningSequence(NamedTuple):
-    """A sequence of a runner that could be emptied."""
+    """A sequence of a runner considered for emptying."""
 
     request_id: str
     adapter: str  # "": the base
@@ -51,7 +51,7 @@ class ConsolidationRunner:
 
 
 def select_sources(runners: Iterable[ConsolidationRunner]) -> list[ConsolidationRunner]:
-    """Return the lightly loaded runners to look at: those that take nothing new first, then the least loaded."""
+    """Return the lightly loaded runners to consider: runners closed to new requests first, then the least loaded."""
     lightly_loaded = [runner for runner in runners if runner.lightly_loaded]
     lightly_loaded.sort(key=lambda runner: (runner.accepts, runner.working_set, runner.uuid))
     return lightly_loaded[:MAX_SOURCES]

@@ -38,14 +38,14 @@ class PhaseRunner(NamedTuple):
 
 
 class ExpectedWork:
-    """Tokens of a request in each phase: the mean of the latest ones."""
+    """Tokens of a request in each phase: the mean of the latest requests."""
 
     def __init__(self) -> None:
         self.prompt_tokens, self.output_tokens = float(PROMPT_PRIOR), float(OUTPUT_PRIOR)
         self.requests = 0
 
     def observe(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Count a request that came, with an answer of about `output_tokens`."""
+        """Count an arrived request with an answer of about `output_tokens`."""
         self.requests += 1
         self.prompt_tokens += (prompt_tokens - self.prompt_tokens) / MEMORY
         self.output_tokens += (output_tokens - self.output_tokens) / MEMORY
@@ -71,7 +71,7 @@ class RolePlan:
         self._pressed_s = float("-inf")  # the latest time that something waited
 
     def role_of(self, uuid: str) -> RunnerRole:
-        """Return the role that a runner should have now."""
+        """Return the present role of a runner."""
         return RunnerRole.MIXED if uuid in self.mixed else self.base.get(uuid, RunnerRole.MIXED)
 
     def next_review(self, now: float, *, waiting: bool) -> float | None:
@@ -244,7 +244,7 @@ class RolePlan:
         return any(r.reserved_share <= 0.5 for r in peers if self.role_of(r.uuid) is not RunnerRole.PROMPT)
 
     def _keep_both(self, members: Sequence[PhaseRunner]) -> None:
-        """Keep one runner of each side from being mixed, after another has gone."""
+        """Keep one runner of each side unmixed, after a runner has left."""
         for side in (RunnerRole.PROMPT, RunnerRole.TOKEN):
             of_side = [runner.uuid for runner in members if self.base.get(runner.uuid) is side]
             mixed = [uuid for uuid in self.mixed if uuid in of_side]
@@ -253,7 +253,7 @@ class RolePlan:
 
 
 def _domains(runners: Iterable[PhaseRunner]) -> Iterable[list[PhaseRunner]]:
-    """Return the runners by domain, which exchange KV, in a fixed order."""
+    """Return the runners by domain of KV exchange, in a fixed order."""
     domains: dict[KvDomain, list[PhaseRunner]] = {}
     for runner in sorted(runners, key=lambda runner: runner.uuid):
         domains.setdefault(runner.domain, []).append(runner)

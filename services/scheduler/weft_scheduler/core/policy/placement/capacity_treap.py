@@ -18,7 +18,7 @@ class RunnerKey(NamedTuple):
 
 
 class TreapNode:
-    """One runner. `maximum`: the maximum of free tokens in its subtree."""
+    """The entry of one runner. `maximum`: the maximum of free tokens in its subtree."""
 
     __slots__ = ("free_tokens", "key", "left", "maximum", "priority", "right")
 
@@ -53,7 +53,7 @@ class CapacityTreap:
         return self._root.maximum if self._root is not None else 0
 
     def put(self, key: RunnerKey, free_tokens: int, priority: int) -> None:
-        """Insert a key that is not in the set."""
+        """Insert a new key into the set."""
         low, high = _split(self._root, key)
         self._root = _merge(_merge(low, TreapNode(key, free_tokens, priority)), high)
         self._size += 1

@@ -30,7 +30,7 @@ class PlacementRequest:
 
 
 class RunnerLoad(NamedTuple):
-    """A runner that can be placed on, as a policy indexes it."""
+    """A placeable runner as indexed by a policy."""
 
     uuid: str
     shape: RunnerShape
@@ -47,17 +47,17 @@ class RunnerLoad(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The runner of a request, by uuid. `token`: the runner of the tokens after the first, where that is another."""
+    """The runner of a request, by uuid. `token`: the runner of all tokens after the first, if it differs."""
 
     uuid: str
     token: str | None = None
 
 
 class PlacementPolicy(Protocol):
-    """The choice of the runners of a request. A policy owns the index that it decides by; one for each pool."""
+    """The choice of runners for requests. Each pool has a policy, which owns its index."""
 
     def update(self, runner: RunnerLoad) -> None:
-        """Index a runner that may be placed on, by its load now."""
+        """Index a placeable runner by its present load."""
         ...
 
     def remove(self, uuid: str) -> None:
@@ -69,7 +69,7 @@ class PlacementPolicy(Protocol):
         ...
 
     def placeable_shapes(self, request: PlacementRequest) -> AbstractSet[RunnerShape]:
-        """Return the shapes that could ever run the request and have a placeable runner that it does not avoid."""
+        """Return the shapes with enough capacity for the request and a placeable runner that it does not avoid."""
         ...
 
     def has_capacity(self, closed: Container[RunnerShape]) -> bool:

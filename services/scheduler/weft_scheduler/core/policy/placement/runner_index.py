@@ -22,7 +22,7 @@ MAX_COMPARED = 32  # holders; comparing them costs 10 us
 
 
 class RunnerShape(NamedTuple):
-    """The bounds of what a runner can hold at all, and the class in which it computes.
+    """The bounds of a runner's capacity, and its numerics class.
 
     `token_bytes`: bytes of a token's KV, the unit in which adapters take memory; 0: they have memory of their own.
     `kv_tokens`: what an idle runner has free at least, whatever is pinned. `kv_layout`: runners with equal ones can
@@ -50,7 +50,7 @@ class RunnerShape(NamedTuple):
 
 
 class RunnerEntry(NamedTuple):
-    """A placeable runner. `busy_adapters`: in use, or pinned; `full`: it takes no others."""
+    """A placeable runner. `busy_adapters`: in use, or pinned; `full`: it takes no further adapters."""
 
     shape: RunnerShape
     key: RunnerKey
@@ -60,7 +60,7 @@ class RunnerEntry(NamedTuple):
 
 
 class ShapeIndex:
-    """The placeable runners with one shape."""
+    """The placeable runners of a common shape."""
 
     def __init__(self) -> None:
         self.open = CapacityTreap()

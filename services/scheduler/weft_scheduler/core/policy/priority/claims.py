@@ -13,7 +13,7 @@ class Claim(NamedTuple):
 
 
 class Claims:
-    """The claims of the requests of a pool that wait."""
+    """The claims of a pool's waiting requests."""
 
     def __init__(self) -> None:
         self.by_request: Mapping[str, Claim] = {}
@@ -25,7 +25,7 @@ class Claims:
         return bool(self.by_request or self._released)
 
     def by_runner(self) -> Mapping[str, list[Claim]]:
-        """Return the claims on each runner that has any, by uuid."""
+        """Return the claims by runner uuid, without runners that have no claim."""
         if self._by_runner is None:
             self._by_runner = {}
             for claim in self.by_request.values():
@@ -38,7 +38,7 @@ class Claims:
         self._released.update(claim.uuid for name, claim in old_claims.items() if claims.get(name) != claim)
 
     def forget(self, request_id: str) -> None:
-        """Release the claim of a request that waits no longer."""
+        """Release the claim of a request that left the queue."""
         if request_id in self.by_request:
             self.assign({name: claim for name, claim in self.by_request.items() if name != request_id})
 

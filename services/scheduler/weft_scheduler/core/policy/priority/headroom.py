@@ -10,7 +10,7 @@ MIN_ARRIVALS = 0.05  # arrivals in `HEADROOM_S`; fewer are worth no room that st
 
 
 class Headroom(NamedTuple):
-    """Room that stays free on each runner: places for sequences, and the tokens that they need."""
+    """Free room on each runner for expected requests: places for sequences, and their tokens."""
 
     sequences: int = 0
     tokens: int = 0
@@ -43,5 +43,5 @@ class InteractiveArrivals:
         return Headroom(sequences, math.ceil(sequences * self._footprint_tokens / self._requests))
 
     def _remaining(self, now: float) -> float:
-        """Return the share of the counts that is left at `now`."""
+        """Return the remaining share of the counts at `now`."""
         return math.exp((self._at - now) / RATE_TAU_S)

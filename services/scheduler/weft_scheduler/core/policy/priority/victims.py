@@ -8,7 +8,7 @@ from weft_scheduler.core.policy.priority.claims import Claim
 
 
 class BatchSequence(NamedTuple):
-    """A batch request on a runner that may leave."""
+    """A batch request on a runner, which may be removed."""
 
     request_id: str
     adapter: str
@@ -19,7 +19,7 @@ class BatchSequence(NamedTuple):
 
 @dataclass(slots=True)
 class Capacity:
-    """A runner that has batch requests. What is about to leave counts as free.
+    """A runner with batch requests. Capacity of removed requests counts as free.
 
     `free_adapters`: how many adapters it may take beyond those in use; negative where too many are. `shared`: adapters
     in use by others than these batch requests. `leaving_adapters`: those of what is about to leave, which need no
@@ -79,7 +79,7 @@ def _select(need: Need, capacities: Sequence[Capacity]) -> tuple[list[BatchSeque
 
 
 def _leaving(need: Need, capacity: Capacity) -> list[BatchSequence] | None:
-    """Return the requests that have to leave that runner for `need`, least progress first; None: it does not help."""
+    """Return the requests to remove from this runner for `need`, least progress first; None if it cannot help."""
     leaving: list[BatchSequence] = []
     if not _has_slot(need, capacity):
         of_adapter: dict[str, list[BatchSequence]] = {}
@@ -110,7 +110,7 @@ def _has_slot(need: Need, capacity: Capacity) -> bool:
 
 
 def _tokens(need: Need, capacity: Capacity) -> int | None:
-    """Return the tokens that `need` takes there; None: it cannot run there.
+    """Return the tokens of `need` on this runner; None if it cannot run there.
 
     The memory of an adapter whose last request leaves is its own again.
     """

@@ -16,7 +16,7 @@ LONG = 0.99  # the share of them that is at most as long
 
 
 class Fcfs(QueuePolicy):
-    """First come, first served (ORCA, section 4.2): by age. What fits where an older request does not may pass it."""
+    """First come, first served (ORCA, section 4.2): by age. A small request may pass an older one without room."""
 
     by_age: ClassVar[bool] = True
 
@@ -26,7 +26,7 @@ class Fcfs(QueuePolicy):
 
 
 class DecreasingFirstFit(QueuePolicy):
-    """S3's packing (section 3): the largest predicted KV that fits comes first.
+    """S3's packing (section 3): the largest fitting predicted KV first.
 
     Large items pack while bins are empty, small ones fill the gaps.
 
@@ -67,7 +67,7 @@ class Shortest(QueuePolicy):
         return key[0] - request.order[0]
 
     def _long(self, work: float) -> float:
-        """Return the work of a long request, this one among the latest."""
+        """Return the work of a long request, including this request among the latest."""
         self._sample.append(work)
         insort(self._sorted, work)
         if len(self._sample) > SAMPLE:

@@ -53,7 +53,7 @@ class Overtaking(Generic[R]):
         return self.frontier is not None and queue.counters.key_of(tenant) > self.frontier
 
     def forget(self, request_id: str) -> None:
-        """Forget a request that waits no longer."""
+        """Forget a request that left the queue."""
         self.counts.pop(request_id, None)
         self.starved.pop(request_id, None)
         self.blocked.discard(request_id)
@@ -62,7 +62,7 @@ class Overtaking(Generic[R]):
 
 
 class QueuePass(Generic[R]):
-    """One pass over a queue: yields whom to place next, and is told what became of each before it yields another.
+    """One pass over a queue. It yields the next request to place, and expects its result before the next request.
 
     `kept`: what one pass leaves for the next. `placement`: where requests are placed. `shares`: tenants that may have
     to leave the last places to others; None: nobody has to.
@@ -82,7 +82,7 @@ class QueuePass(Generic[R]):
         self.closed: set[RunnerShape] = set()  # shapes of which no runner takes anything new in this pass
 
     def offers(self) -> Iterator[Offer[R]]:
-        """Yield each tenant's requests in its turn, first those that were overtaken `bound` times, by age.
+        """Yield each tenant's requests in its turn, first requests overtaken `bound` times, by age.
 
         Begin again where the pass placed requests after which another pass may place more.
         """
@@ -152,7 +152,7 @@ class QueuePass(Generic[R]):
         self._next.extendleft(reversed(starved))
 
     def close(self, shapes: Iterable[RunnerShape]) -> None:
-        """Let runners of those shapes take nothing new."""
+        """Close runners of these shapes for new requests."""
         self.closed.update(shapes)
 
     # ------------------------------------------------------------ the pass
@@ -175,7 +175,7 @@ class QueuePass(Generic[R]):
         self._reach: dict[tuple[str, str], Key] = {}
 
     def _turns(self) -> Iterator[R]:
-        """Yield the next request of the tenant with the smallest counter that has one and is not held back.
+        """Yield the next request of the open tenant with the smallest counter.
 
         Of each tenant first those that were overtaken too often, then its own in the policy's order. At most `window`
         tenants have none left before the pass ends.
@@ -216,7 +216,7 @@ class QueuePass(Generic[R]):
         return False
 
     def _stays(self, request: R) -> None:
-        """Keep an offered request that waits on: the last one of a full window is how far its lane is offered."""
+        """Keep an offered request in the queue. The last request of a full window bounds the offers of its lane."""
         self._stayed[request.id] = request
         lane = request.tenant, request.waiting.lane
         counted = self._counted[lane] = self._counted.get(lane, 0) + 1

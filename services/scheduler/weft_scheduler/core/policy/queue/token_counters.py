@@ -33,14 +33,14 @@ class TokenCounters:
         self.waiting_weight = 0
 
     def __len__(self) -> int:
-        """Return the number of tenants that wait."""
+        """Return the number of waiting tenants."""
         return len(self._keys)
 
     def weight(self, tenant: str) -> int:
         return self._weights.get(tenant, 1)
 
     def counter(self, tenant: str) -> float:
-        """Return a tenant's service by weight, and what it was lifted by."""
+        """Return a tenant's service by weight, and its lift."""
         return self._keys[tenant][0] if tenant in self._keys else self._idle.get(tenant, 0.0)
 
     def key_of(self, tenant: str) -> Key:
@@ -128,7 +128,7 @@ class TenantShares:
             self.weight -= self._counters.weight(tenant)
 
     def run(self, tenant: str, request_id: str) -> None:
-        """Count a request that is on a runner and not parked there."""
+        """Count a request running on a runner, not parked."""
         self.running_requests += 1
         self.running.setdefault(tenant, {})[request_id] = None
         self._unranked.add(tenant)
@@ -145,7 +145,7 @@ class TenantShares:
         self._unranked.add(tenant)
 
     def park(self, tenant: str, request_id: str, *, parked: bool) -> None:
-        """Count a request on a runner as parked there, or as one that runs; it may be counted so."""
+        """Count a request on a runner as parked or running. Repeated counts change nothing."""
         if parked and request_id not in self.parked:
             self.stop(tenant, request_id)
             self.parked.add(request_id)
@@ -158,15 +158,15 @@ class TenantShares:
         return len(self.tenants) == 1
 
     def is_beyond(self, tenant: str) -> bool:
-        """True for a tenant that runs more sequences than its share, by weight, among the tenants that are there."""
+        """Return whether a tenant runs more sequences than its share, by weight, among present tenants."""
         return self._runs(tenant) * self.weight > self._allowed(tenant)
 
     def is_within(self, tenant: str) -> bool:
-        """True for a tenant that is there and runs no more than its share with one sequence more."""
+        """Return whether a present tenant stays within its share with one more sequence."""
         return (self._runs(tenant) + 1) * self.weight <= self._allowed(tenant)
 
     def farthest_beyond(self) -> str | None:
-        """Return the tenant that runs the most beyond its share, by weight; None: one fewer is less than its share."""
+        """Return the tenant farthest above its share, by weight; None if one fewer would be below its share."""
         if len(self.tenants) < 2:
             return None
         for tenant in self._unranked:

@@ -51,7 +51,7 @@ class MostFree(Protocol):
 
 
 class QueuePolicy(ABC):
-    """An order of waiting requests: a key that is fixed while a request waits. One object for all tenants of a pool."""
+    """An order of waiting requests, by a key that stays fixed in the queue. One object serves all tenants of a pool."""
 
     by_age: ClassVar[bool] = False  # the order is that of age
     ages: ClassVar[bool] = False  # the order itself bounds who passes whom: only passes out of that order count
@@ -69,13 +69,13 @@ class QueuePolicy(ABC):
         return FIRST
 
     def delay_s(self, request: QueuedRequest, key: Key) -> float:
-        """Return what the policy adds to the arrival of a request with that key, in seconds."""
+        """Return the policy's delay of a request with this key, in seconds."""
         del request, key
         return 0.0
 
 
 class TenantQueue(Generic[R]):
-    """The waiting requests of one tenant. `keys`: of all waiting requests, by id.
+    """The waiting requests of one tenant. `keys`: the keys of all waiting requests, by id.
 
     Requests that wait for a numerics class have a lane of their own, and a window of their own: else, once as many of
     them wait as the window has, no request behind them would be offered.
@@ -214,7 +214,7 @@ class WaitingQueue(Generic[R]):
         return islice(self._tenants[tenant].by_age(), limit) if tenant in self._tenants else iter(())
 
     def share(self, window: int) -> int:
-        """Return how many requests of one tenant may stay in a pass in which `window` may."""
+        """Return the number of requests that may stay in the pass for one tenant, of `window` in total."""
         return max(1, window // max(1, len(self._tenants)))
 
     def candidates(self, tenant: str, window: int, placement: MostFree) -> Iterator[R]:

@@ -31,7 +31,7 @@ class OutputLengthStats:
             self._lengths.touch(key, lambda: deque(maxlen=MEMORY)).append(tokens)
 
     def of_adapter(self, pool: str, adapter: str) -> int:
-        """Return the estimate for the next answer of that adapter."""
+        """Return the estimate for the next answer of the adapter."""
         return self._length_of((pool, adapter)) or self.of_pool(pool)
 
     def of_pool(self, pool: str) -> int:

@@ -17,7 +17,7 @@ class ExpectedOutput(NamedTuple):
 
 
 class ReservationPolicy(ABC):
-    """The first reservation of a request. One for all pools."""
+    """The first reservation of a request. All pools share one object."""
 
     by_page: ClassVar[bool] = False  # nothing is reserved: a sequence grows by a page whenever it needs one
     pooled: ClassVar[bool] = False  # admission is by the expected use of a runner's sequences together
@@ -39,7 +39,7 @@ class Maximum(ReservationPolicy):
 
 
 class Constant(ReservationPolicy):
-    """The running p90 of the pool's answers, whatever the prompt: what a predictor has to be better than."""
+    """The running p90 of the pool's answers, for any prompt: the baseline of a predictor."""
 
     def initial_tokens(self, expected: ExpectedOutput) -> int:
         return min(self._lengths.of_pool(expected.pool), expected.max_tokens)
@@ -56,7 +56,7 @@ class Paged(ReservationPolicy):
 
 
 class Calibrated(ReservationPolicy):
-    """The predictor's calibrated p90; without a prediction the adapter's own running p90."""
+    """The predictor's calibrated p90, or without a prediction the adapter's running p90."""
 
     def initial_tokens(self, expected: ExpectedOutput) -> int:
         tokens = expected.p90_tokens or self._lengths.of_adapter(expected.pool, expected.adapter)

@@ -82,7 +82,7 @@ class UseForecast:
 
 
 class Margin:
-    """Standard deviations of the sum that are kept free, so that `OVERRUN_RATE` of a pool's requests overrun.
+    """Standard deviations of the sum to keep free, so that `OVERRUN_RATE` of a pool's requests overrun.
 
     An overrun raises it, a request that ends lowers it, in the proportion that balances at that rate (adaptive
     conformal inference: Gibbs and Candes, NeurIPS 2021). So the rate holds whatever the predictions are worth, and
@@ -104,7 +104,7 @@ class Margin:
 
 
 class Member:
-    """One sequence in a runner's account. `held_pages`: pages that it has, by the runner's report or its Assign."""
+    """One sequence in a runner's account. `held_pages`: its pages by the runner's report or its Assign."""
 
     __slots__ = ("due_tokens", "emitted", "forecast", "held_pages", "shared_pages", "use")
 
@@ -144,7 +144,7 @@ class PooledUse:
             self.sum, self._settled = self.sum.minus(member.use), False
 
     def hold(self, request_id: str, pages: int) -> None:
-        """Take the pages that the runner reports of a sequence; unknown ones are ignored."""
+        """Set the reported pages of a sequence. Unknown sequences are ignored."""
         member = self.members.get(request_id)
         if member is not None:
             self.held_pages += pages - member.held_pages
@@ -160,7 +160,7 @@ class PooledUse:
             self._renew(member)
 
     def settle(self, deviations: float) -> None:
-        """Take the sum's peak, with that margin."""
+        """Take the sum's peak, with this margin."""
         if not self._settled or deviations != self.deviations:
             self.deviations, self._settled = deviations, True
             self.peak_tokens = self.sum.peak_tokens(deviations)
