@@ -48,11 +48,11 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from weft_operator.local import LogFile
-from weft_operator.local import Process, Program
+from weft_operator.local import ChildProcess, Program
 
 async def main():
     program = Program("child", (sys.executable, "-c", "import signal; signal.pause()"))
-    process = Process(program, LogFile(Path(sys.argv[1])), lambda state: print(state.pid, flush=True))
+    process = ChildProcess(program, LogFile(Path(sys.argv[1])), lambda state: print(state.pid, flush=True))
     await process.run()
 
 asyncio.run(main())
