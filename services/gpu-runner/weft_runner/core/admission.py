@@ -75,12 +75,12 @@ def ended(start: Start, reason: EndReason, detail: str) -> Ended:
 
 
 def no_capacity(start: Start, free_pages: int, reason: str) -> NoCapacity:
-    """Report that the request is not admitted now."""
+    """Report that the request is not admitted for lack of capacity."""
     return NoCapacity(start.request_id, start.epoch, max(0, free_pages), reason)
 
 
 def _fault(start: Start, vocab_size: int) -> str | None:
-    """Find what makes a request impossible to run, before it can disturb another one."""
+    """Find the fault of an impossible request, before it can disturb others."""
     if not start.prompt:
         return "the prompt has no tokens"
     if (fault := sampling_fault(start.sampling, vocab_size)) is not None:

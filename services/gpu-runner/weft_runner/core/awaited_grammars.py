@@ -46,7 +46,7 @@ class AwaitedGrammars:
         return CompileGrammar(peer, start.request_id, start.epoch, sampling.grammar, start.emitted, ends)
 
     def drop(self, session: str, request_id: str) -> AwaitedGrammar | None:
-        """Forget a Start that was stopped, or whose time is over. None: it does not wait."""
+        """Forget a stopped or expired Start. Return None if it does not wait."""
         self._timers.clear(("grammar", session, request_id))
         return self.waiting.pop((session, request_id), None)
 

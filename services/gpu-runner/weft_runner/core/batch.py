@@ -19,7 +19,7 @@ MAX_LOGIT_ROWS = 32  # of an iteration, for log probabilities of prompts: 16 MiB
 
 
 class Batching(Enum):
-    """The batching mechanisms that Splitwise compares (section 2.5). Only the first one is for serving."""
+    """The batching mechanisms compared by Splitwise (section 2.5). Serving uses the first mechanism."""
 
     MIXED = "mixed"  # prompts, in chunks, and decode rows in one iteration
     CONTINUOUS = "continuous"  # prompts alone, and before decode rows (ORCA)
@@ -43,7 +43,7 @@ class BatchLimits:
     max_prompt_tokens: int = 1 << 30
 
     def prompt_tokens_beside(self, n_others: int) -> int:
-        """Return the most tokens of prompts in a step that has `n_others` tokens of other rows."""
+        """Return the maximum prompt tokens of a step with `n_others` tokens of other rows."""
         return min(self.max_prompt_tokens, self.max_batch_tokens - n_others)
 
     @property
@@ -140,7 +140,7 @@ def _prefill_rows(prefilling: Iterable[Candidate], max_prefills: int, budget_tok
 
 
 def _shared_adapter(prefills: list[Row], decodes: list[Row]) -> str | None:
-    """Find an adapter on both sides of the border: the one of the last prefill that has any."""
+    """Find an adapter on both sides of the border: the adapter of the last prefill with an adapter."""
     decoding = {row.adapter for row in decodes}
     return next((row.adapter for row in reversed(prefills) if row.adapter in decoding), None)
 

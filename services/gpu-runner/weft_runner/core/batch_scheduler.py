@@ -127,7 +127,7 @@ class BatchScheduler:
         max_guesses: Callable[[PoolSequence], int],
         now: float,
     ) -> Batch:
-        """Give decode rows of a batch the guesses that pay (`Drafter.extend`). Such a batch runs once."""
+        """Give decode rows of a batch the worthwhile guesses (`Drafter.extend`). Such a batch runs once."""
         step_ms = self.step_time.step_ms(len(batch.rows) - batch.n_prefills, self.keys, batch.prompt_tokens)
         worth = partial(self.guesses_worth, batch)
         return self.drafter.extend(batch, sequences, max_guesses, worth, step_ms, now)
@@ -155,7 +155,7 @@ class BatchScheduler:
     def _separate_batches(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]
     ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
-        """Keep what the pool's batching mechanism lets run together."""
+        """Separate prompts and tokens by the pool's batching mechanism."""
         if self._limits.batching is Batching.REQUEST:
             here = frozenset(candidate.key for candidate in (*prefilling, *decoding))
             self._together = self._together & here or here
@@ -182,7 +182,7 @@ class BatchScheduler:
         self.reusable_batch = None
 
     def count_run(self, batch: Batch, accepted: Collection[int] = ()) -> None:
-        """Count a batch that has run: each of its decode rows has one key more, and one place less in its pages.
+        """Count a completed batch: each decode row has one key more, and one free place less in its pages.
 
         `accepted`: guesses that rows of a batch that extends it have more.
         """

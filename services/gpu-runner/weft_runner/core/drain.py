@@ -13,7 +13,8 @@ DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner t
 
 
 class RunnerDrain:
-    """One owner: the request pool. `on`: no sequence is admitted. The timer ("drain",) says when those here end.
+    """The drain of a runner, owned by the request pool. `on`: no sequence is admitted. The timer ("drain",) ends
+    present sequences.
 
     `end`: see `RequestPool.end`.
     """

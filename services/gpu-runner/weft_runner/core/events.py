@@ -77,7 +77,7 @@ class FoundOnDisk:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Admit no sequence and end every one that is here with DRAINED (or serve again).
+    """Admit no sequence and end every present sequence with DRAINED (or serve again).
 
     `migrate_s`: how long the scheduler may order them to other runners first.
     """
@@ -216,14 +216,14 @@ class Retain:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPages:
-    """Give these pages to adapters: what sequences wrote there is not needed. Before the loads into them."""
+    """Give these pages to adapters, before the loads into them. Their sequence data is not needed."""
 
     pages: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Copy these pages to host memory, under the numbers `hosts` there, beside the steps.
+    """Copy these pages to host memory, under the numbers `hosts`, in parallel to steps.
 
     They are not written to, and have no other owner meanwhile.
     """
@@ -358,7 +358,7 @@ class AdapterUse(NamedTuple):
 
 
 class AdaptersChanged(NamedTuple):
-    """What has changed of adapters since the last report."""
+    """Changes of adapters since the last report."""
 
     adapters: tuple[AdapterUse, ...]
 

@@ -57,7 +57,7 @@ class HostCache:
         self._clock = 0
 
     def watch(self, on_dropped: Callable[[CachedPage], None]) -> None:
-        """Tell of each page that is dropped."""
+        """Call `on_dropped` for each dropped page."""
         self._on_dropped = on_dropped
 
     @property
@@ -87,7 +87,7 @@ class HostCache:
         return True
 
     def take(self, pages: Iterable[CachedPage]) -> None:
-        """Count these pages as KV of a sequence that waits for them, until `put_back`."""
+        """Count these pages as KV of a waiting sequence, until `put_back`."""
         for page in pages:
             self.forget_page(page)
             self.kv_bytes += page.host_bytes
@@ -243,7 +243,7 @@ class TierPrefetcher:
         self._queue = deque(adapter for adapter in self._missing.values() if not adapter.permanent_failure)
 
     def missing(self) -> list[str]:
-        """List the digests that are still waited for."""
+        """List the missing digests still awaited."""
         return [digest for digest, adapter in self._missing.items() if not adapter.permanent_failure]
 
     @property
@@ -274,7 +274,7 @@ class TierPrefetcher:
         return False
 
     def update(self, adapter: Adapter, *, requeue: bool = False) -> None:
-        """Note that an adapter's copies have changed. `requeue`: what is missing may be fetched at once."""
+        """Record changed copies of an adapter. `requeue`: missing copies may be fetched at once."""
         if adapter.digest not in self.targets or not self._misses(adapter):
             self._missing.pop(adapter.digest, None)
         else:

@@ -57,7 +57,7 @@ class PageTable:
 
     @property
     def free_adapter_pages(self) -> int:
-        """What the next adapter can have: where KV is on a disk, fewer of them have memory."""
+        """Pages available to the next adapter: fewer pages have memory if KV is on a disk."""
         if self.most_adapter_pages is None:
             return self.free_pages
         return min(self.free_pages, self.most_adapter_pages - self.all_adapter_pages)
@@ -176,7 +176,7 @@ class PageTable:
         self.dirty[key] = None
 
     def take_marks(self) -> None:
-        """Forget what is marked: it has been reported."""
+        """Forget the marks, after they were reported."""
         self.dirty.clear()
 
     def holders(self) -> set[str]:
@@ -213,7 +213,7 @@ class PageTable:
         allocation.pages.append(page)
 
     def _leave(self, key: str, page: int) -> None:
-        """Hold a page no more: who has held it longest of the others owns it."""
+        """Release a page. Its longest remaining holder becomes its owner."""
         holders = self._holders[page]
         if next(iter(holders)) == key:
             self._allocations[key].owned -= 1
@@ -228,7 +228,7 @@ class PageTable:
                 self._free.append(page)
 
     def everything(self) -> list[int]:
-        """List every page that is not an adapter's, the free ones first: each must be there once."""
+        """List every page without an adapter, free pages first: each must occur once."""
         return [*self._free, *self.prefixes, *self._holders]
 
 

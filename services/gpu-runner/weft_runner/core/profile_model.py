@@ -31,7 +31,7 @@ class DecodeTime:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """A step of one prompt's first `tokens` tokens."""
+    """The time of a step with the first `tokens` tokens of a prompt."""
 
     tokens: int
     ms: float
@@ -43,7 +43,7 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Figures that are reported. `decode` in order of rows; those that there was no time for are missing at the end.
+    """Reported figures. `decode` is ordered by rows; unmeasured rows are missing at the end.
 
     `layer_by_layer_tokens`: prompts of at least that length are over earlier where KV is sent as it is computed.
     `kv_bytes_per_s`: of KV to another runner, its network aside; 0: not measured.
@@ -151,7 +151,7 @@ def _measured(decode: Sequence[DecodeTime], model: StepModel, max_sequences: int
 
 
 def _at(times: Sequence[DecodeTime], rows: int) -> float:
-    """Milliseconds of a batch, between two times on the line from one to the other."""
+    """Return milliseconds of a batch, interpolated linearly between two times."""
     for low, high in pairwise(times):
         if rows <= high.rows:
             return low.ms + (high.ms - low.ms) * (rows - low.rows) / (high.rows - low.rows)

@@ -72,7 +72,7 @@ class Reporter:
         self.changed, self._due_at, self._progress_at = True, 0.0, 0.0
 
     def effects(self, now: float, *, changed: bool) -> list[Send | RunnerStatus | AdaptersChanged]:
-        """What is due by now. `changed`: something has happened."""
+        """Return the due reports. `changed`: state has changed."""
         self.changed = self.changed or changed
         if self.changed and now >= self._due_at:
             status = self._status()
@@ -90,7 +90,7 @@ class Reporter:
         return bool(pool.pages.dirty or pool.adapters.dirty) or self._placing(figures) != self._placed_by
 
     def _placing(self, figures: RunnerFigures) -> tuple[object, ...]:
-        """Return the figures that placement goes by.
+        """Return the figures used by placement.
 
         Prompts that are computed count for a runner of prompts alone: any other is given none while it has half a
         second of them, so that it has some left when the next report of progress comes.
@@ -138,7 +138,7 @@ class Reporter:
         )  # fmt: skip
 
     def _has_ended(self, key: str) -> bool:
-        """The sequence that was reported under this id is over, whether another one has its id or not."""
+        """Return whether the reported sequence of this id has ended, even if a new sequence has its id."""
         reported, here = self._sequences.get(key), self._pool.sequences.get(key)
         return reported is not None and (here is None or here.admitted != reported)
 

@@ -69,7 +69,7 @@ class RequestPool:
     def __init__(
         self, limits: PoolLimits, model: StepModel = GUESS, search: Search | None = None, *, checks_drafts: bool = False
     ) -> None:
-        """`checks_drafts`: the executor checks drafts to the bit, those that callers give at least.
+        """Make the pool. `checks_drafts`: the executor checks drafts to the bit, at least drafts of callers.
 
         `search`: of drafts, for such an executor; None: none is searched for.
         """
@@ -221,7 +221,7 @@ class RequestPool:
 
     @property
     def next_tokens(self) -> int:
-        """What all that run, here and in flight, have to compute before each gets its next token."""
+        """Tokens to compute, here and in flight, before every running sequence gets its next token."""
         parked = self.preemption.parking.parked
         return sum(s.pending for s in self.sequences.values() if s.phase in RUNNING and s.key not in parked)
 
@@ -265,7 +265,7 @@ class RequestPool:
         return self._drafted(batch) if depth == 1 else batch
 
     def _drafted(self, batch: Batch) -> Batch:
-        """Give decode rows of a batch the guesses that pay. Such a batch runs once."""
+        """Give decode rows of a batch the worthwhile guesses. Such a batch runs once."""
         if self._drafter is None or self._drafter.rests(batch):
             return batch
         return self.scheduler.draft(batch, self.sequences, self._max_guesses, self.now)
@@ -394,7 +394,7 @@ class RequestPool:
         self.effects.append(Send(owner, Step(self.iterations, produced)))
 
     def figures(self, *, ready: bool, offload: OffloadState | None = None) -> RunnerFigures:
-        """What a report says of the pool."""
+        """Return the reported figures of the pool."""
         drafts = self.scheduler.drafter.figures
         owed_pages = self.swapping.owed_pages() + self.preemption.parking.owed_pages
         pages, free_pages = self.pages, max(0, self.adapters.free_pages() - owed_pages)
@@ -491,7 +491,7 @@ class RequestPool:
         self.reuse.publish(sequence)
 
     def _most_tokens(self, sequence: Sequence) -> int:
-        """Count the tokens in KV beside its adapter."""
+        """Count the maximum tokens in KV in addition to the adapter."""
         adapter = self.adapters.adapters.get(sequence.start.adapter)
         adapter_pages = 0 if adapter is None else len(adapter.pages)
         return (self.pages.total_pages - adapter_pages) * self.pages.page_tokens

@@ -24,7 +24,7 @@ _step = partial(tuple.__new__, ev.RunStep)  # at every iteration: its own constr
 
 
 class Runner:
-    """One owner: the engine's thread, or the simulator."""
+    """The runner's machine, owned by the engine's thread or the simulator."""
 
     def __init__(
         self, limits: PoolLimits, model: StepModel = GUESS, search: Search | None = None, *, checks_drafts: bool = False
@@ -83,7 +83,7 @@ class Runner:
         return None if deadline == inf else deadline
 
     def _expire(self, timer: tuple[str, ...], now: float) -> None:
-        """End what has waited for its time or too long: KV, grammars, masks, a drain, adapters that failed."""
+        """End expired or too long waits: KV, grammars, masks, a drain, failed adapters."""
         pool = self.pool
         match timer:
             case ("report",):
@@ -131,7 +131,7 @@ class Runner:
         )
 
     def may_repeat(self, step: ev.RunStep) -> bool:
-        """Say whether that batch can run once more as it is, after the step that is in flight."""
+        """Return whether the batch can run again unchanged, after the step in flight."""
         return self.pool.masks.keeps_pace(self.pool.now) and self.pool.scheduler.lasts(step.batch, 2)
 
     def _schedule(self, slot: ev.StepSlot) -> None:

@@ -108,7 +108,7 @@ class LogitAdjustments:
         return self._lasts or bool(self._ends)
 
     def is_steady(self, n_tokens: int) -> bool:
-        """Whatever the next `n_tokens` tokens are, they are the same behind each of them."""
+        """Whether the adjustments stay the same for the next `n_tokens` tokens, whatever these are."""
         return not self._reads and (not self._ends or self._length + n_tokens < self._min_tokens)
 
     def _update(self, token: int) -> None:

@@ -85,14 +85,14 @@ class Sequence:
         return self.phase in RUNNING
 
     def is_steady(self, n_tokens: int) -> bool:
-        """Say whether what it may sample is the same whatever its next `n_tokens` tokens are."""
+        """Return whether the sampling stays the same for the next `n_tokens` tokens, whatever these are."""
         return (self.adjustments is None or self.adjustments.is_steady(n_tokens)) and (
             self.mask is None or self.mask.grammar is None
         )
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """The order in which prompts run: interactive ones first, then as the pool's queue policy decided."""
+        """The order of prompts: interactive prompts first, then by the pool's queue policy."""
         return self.start.priority, self.arrived + self.start.allotment.delay_s, self.admitted
 
     @property
@@ -111,7 +111,7 @@ class Sequence:
         return len(self.tokens) - self.in_kv
 
     def scored(self, n_tokens: int, lookahead: int = 0) -> int:
-        """Count, of the next `n_tokens` to feed, those before a token of the prompt whose probability is asked.
+        """Count the next `n_tokens` tokens that precede a prompt token with a requested probability.
 
         `lookahead`: how many tokens are fed before, by a step in flight.
         """
@@ -127,7 +127,7 @@ class Sequence:
         self.cached_tokens += n_tokens
 
     def share_pages(self, n_pages: int) -> None:
-        """Let others find its first n pages."""
+        """Let other sequences find its first n pages."""
         self.named_pages = n_pages
 
     def enlarge(self, reservation_tokens: int, *, doubled: bool) -> None:
@@ -141,7 +141,7 @@ class Sequence:
         self._limit(most_tokens)
 
     def launch(self, turn: int) -> None:
-        """Fly with a batch, until that is accounted for."""
+        """Join a batch in flight, until the batch is accounted for."""
         assert self.phase in RUNNING, self.phase
         assert not self.in_flight, self.key
         self.in_flight, self.turn = True, turn
@@ -171,7 +171,7 @@ class Sequence:
             self._advance(token)
 
     def check(self, guess: int) -> None:
-        """Take a guess that was right for what may be sampled behind it, before it is a token of the answer."""
+        """Apply a right guess to the following sampling, before it is a token of the answer."""
         self._advance(guess)
         self.early += 1
 
@@ -221,7 +221,7 @@ class Sequence:
         self._limit(most_tokens)
 
     def await_kv(self) -> None:
-        """Wait for its KV, which another runner computes."""
+        """Wait for the sequence's KV, computed by another runner."""
         self._enter(SequencePhase.RECEIVE, SequencePhase.WAITING)
 
     def take_kv(self, in_kv: int, tokens: Iterable[int], cached_tokens: int) -> None:
@@ -233,7 +233,7 @@ class Sequence:
         self.in_kv, self.cached_tokens = in_kv, cached_tokens
 
     def send(self) -> None:
-        """Leave the tokens that follow to another runner."""
+        """Leave the following tokens to another runner."""
         self._enter(SequencePhase.SEND, *RUNNING, SequencePhase.PAUSED)
 
     def _enter(self, phase: SequencePhase, *allowed: SequencePhase) -> None:

@@ -66,7 +66,7 @@ GUESS = StepModel(base_ms=1.0, row_ms=0.05, key_ms=0.0, token_ms=0.1)  # unprofi
 
 
 class StepTimeEstimator:
-    """The model, its two factors, and what steps with guesses take beyond it. One owner."""
+    """The model, its two factors, and the additional time of steps with guesses."""
 
     def __init__(self, model: StepModel) -> None:
         self.model = model

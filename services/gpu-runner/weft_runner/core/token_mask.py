@@ -12,7 +12,8 @@ BITS = 32
 
 
 class GrammarState(Protocol):
-    """A grammar behind an answer so far, whose mask is computed beside the steps. All states of a runner are of a kind.
+    """A grammar after an answer so far, with a mask computed in parallel to steps. All states of a runner have the same
+    class.
 
     `late`: `fill` has had no mask of it, and it has none since. `forced`: tokens of the text that has to follow, as far
     as it is known; others may spell the same.
@@ -84,7 +85,7 @@ class TokenMask:
 
     @property
     def forced(self) -> Sequence[int]:
-        """Tokens that the grammar leaves hardly a choice about."""
+        """Tokens that the grammar forces, or nearly forces."""
         return () if self.grammar is None else self.grammar.forced
 
     def add(self, *tokens: int) -> None:
@@ -108,5 +109,5 @@ def _packed(tokens: Iterable[int], vocab_size: int) -> "array[int] | None":
 
 
 def words_of(vocab_size: int) -> int:
-    """Return the number of words of one mask."""
+    """Return the number of words in a mask."""
     return -(-vocab_size // BITS)

@@ -48,7 +48,7 @@ class SequenceTimes:
 
 @dataclass(slots=True)
 class _LastRun:
-    """The batch that ran last: each row that samples had a token at `at`."""
+    """The last batch: each sampling row had a token at `at`."""
 
     batch: Batch
     at: float
@@ -75,7 +75,7 @@ class TokenTimes:
                 sequence.times.scheduled_at = now
 
     def count_run(self, batch: Batch, sequences: "Mapping[str, Sequence]", now: float) -> "list[Sequence]":
-        """Note that a batch is complete. Returns the sequences that had their first token here.
+        """Record a complete batch. Return the sequences with their first token here.
 
         One that extends another has the same rows.
         """

@@ -26,7 +26,7 @@ _all_well, _draw = partial(tuple.__new__, StepResults), partial(tuple.__new__, S
 
 
 class Ahead(NamedTuple):
-    """What a step in flight has fed of a sequence, and which of the tokens that it samples is the sequence's."""
+    """The tokens of a sequence fed by a step in flight, and its row among the samples."""
 
     n_tokens: int
     sampled: int | None
@@ -37,7 +37,7 @@ NOT_AHEAD = Ahead(0, None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltStep:
-    """A batch, the sequences of its rows, and the step that runs them; `sampled`: those that get a token, in order."""
+    """A batch, the sequences of its rows, and their step. `sampled`: the sequences with a token, in order."""
 
     batch: Batch
     sequences: tuple[PoolSequence, ...]
@@ -83,7 +83,7 @@ class BuiltStep:
         return guesses
 
     def late_draws(self, runs: Callable[[PoolSequence], bool]) -> list[SamplingArgs]:
-        """What `draws` gives once every token is known. `runs`: others have left meanwhile, and wait for no mask."""
+        """Return `draws` once every token is known. Sequences without `runs` have left: they wait for no mask."""
         draws, sampled = replace(self, unseen=frozenset()).draws(), iter(self.sampled)
         return [draw if draw.given is not None or runs(next(sampled)) else UNREAD for draw in draws]
 
@@ -137,14 +137,14 @@ class BuiltStep:
 
 
 class Guessed(NamedTuple):
-    """A row with guesses, and which row of the step's logits its first one is checked by."""
+    """A row with guesses, and the row of logits that checks its first guess."""
 
     sequence: PoolSequence
     drafted: tuple[int, ...]
     first: int
 
     def is_right(self, number: int, results: Sequence[SampledToken | None]) -> bool:
-        """Say whether there is a guess of that number, and it is what was sampled at its place."""
+        """Return whether the guess with this number exists and equals the sample at its place."""
         token = results[self.first + number] if number < len(self.drafted) else None
         return token is not None and token.token == self.drafted[number]
 

@@ -45,12 +45,12 @@ class Surroundings(Protocol):
         ...
 
     def has_work(self) -> bool:
-        """Something waits for the end of the present step, so that no step is launched behind it."""
+        """Return whether work waits for the end of the present step, so that no step is launched after it."""
         ...
 
 
 class LaunchedStep(NamedTuple):
-    """A step that was given to the executor.
+    """A step given to the executor, with its handle.
 
     `handle` waits for what it samples; None: it was computed at once, and sampled `tokens`, or its tokens are to be
     drawn from `logits`. `began_s`: None: it was launched behind another one, and begins when that one is complete.

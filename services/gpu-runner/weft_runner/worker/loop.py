@@ -83,7 +83,7 @@ def _refuse(loads: Channel, error: RunnerError | MessageRefused) -> None:
 
 
 def _start(channels: RankChannels, meet: Meet, config: LocalHostConfig | None) -> "WorkerLoop":
-    """Load this rank's part and meet the others.
+    """Load this rank's part of the model and meet the other ranks.
 
     The watch in `worker.__main__` ends a load whose runner has gone. Raises as loading does, ExecutorLost, ChannelLost.
     """
@@ -129,7 +129,9 @@ def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
 def _exchange_kv(
     start: RankStart, config: LocalHostConfig | None, executor: Executor, events: Channel
 ) -> tuple["RankKv | None", str]:
-    """Exchange KV with ranks of this place in other runners, if rank 0 does; return where. Raises AddressInUse."""
+    """Exchange KV with ranks of the same place in other runners, if rank 0 does. Return the address. Raises
+    AddressInUse.
+    """
     runner, memory, rank = start.runner, executor.kv_memory, start.rank
     settings = config.settings if config else start.settings
     if runner is None or not settings.kv_listen or memory is None:
@@ -148,7 +150,7 @@ class TensorWork:
         self._executor, self._group, self._device = executor, group, device
 
     def begin(self, step: StepInput, layers: Layers) -> Act:
-        """Decide what to do in a command's turn; it came perhaps while an earlier one runs."""
+        """Decide the action for a command in its turn, while an earlier command may run."""
         return partial(self.run, step, layers)
 
     def run(self, step: StepInput, layers: Layers) -> None:
@@ -204,7 +206,7 @@ class WorkerLoop:
             pending.popleft()()
 
     def act_of(self, command: tuple[Any, ...]) -> Act:
-        """Return what to do in a command's turn."""
+        """Return the action for a command in its turn."""
         executor = self._executor
         match command:
             case "run", step, layers:
@@ -248,7 +250,7 @@ class WorkerLoop:
     # ---- the builder's thread
 
     def run_builds(self, loads: Channel) -> None:
-        """Build adapters; a failure that has no name ends the process, as one of the main thread does."""
+        """Build adapters. An unnamed failure ends the process, as in the main thread."""
         torch.set_num_threads(1)
         try:
             while True:
@@ -272,7 +274,7 @@ class WorkerLoop:
         self, file: int, name: str, table: Table, scales: dict[str, float], number: int = 0, pages: Sequence[int] = (),
         allocations: int = 0,
     ) -> BuiltShard:  # fmt: skip
-        """Answer `name`, "device_bytes" or "build". Steps that were sent before that allocation run first."""
+        """Answer `name`, "device_bytes" or "build". Earlier steps run before this allocation."""
         tensors, adapters = open_shared(file, table), self._executor.adapters
         if name == "device_bytes":
             return BuiltShard(self._pages(adapters.device_bytes(tensors, FixedScales(scales))))

@@ -100,7 +100,7 @@ class Adapter:
 
     @property
     def nearest_tier(self) -> Tier:
-        """The tier nearest to the device that holds it."""
+        """The tier of the adapter nearest to the device."""
         if self.resident:
             return Tier.DEVICE
         if self.copy is HostCopy.HELD:

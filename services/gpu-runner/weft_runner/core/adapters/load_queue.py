@@ -56,7 +56,7 @@ class LoadQueue:
         self._slots.mark_changed(adapter)
 
     def take_ready(self) -> list[str]:
-        """Take the digests whose waiting sequences join now."""
+        """Take the digests of waiting sequences that join now."""
         ready, self._ready = self._ready, []
         return ready
 

@@ -20,7 +20,8 @@ from weft_runner.core.page_table import PageTable
 
 
 class AdapterManager:
-    """One owner: the request pool. Most methods that change something reconcile: slots are assigned, drained, emptied.
+    """The adapters of a runner, owned by the request pool. Most changes reconcile: they assign slots, drain and empty
+    them.
 
     `effects`: the list that takes what follows, in the order in which it has to be done; `dirty`: the adapters that
     have changed since the last report.
@@ -182,7 +183,7 @@ class AdapterManager:
         return f"{adapter.n_bytes} bytes are {needed} pages; of {total} an adapter may hold {max_pages}"
 
     def pages_beside(self, digest: str, *, announced: bool) -> int:
-        """Count pages that sequences of this adapter cannot have. `announced`: by a size that was not measured, too."""
+        """Count the pages unavailable to sequences of this adapter. `announced`: include unmeasured sizes."""
         adapter = self.catalog.peek(digest)
         return self.slots.pages_needed(adapter) if adapter.size_known or announced else 0
 
@@ -209,11 +210,11 @@ class AdapterManager:
         return slot
 
     def take_marks(self) -> None:
-        """Forget which adapters have changed: they have been reported."""
+        """Forget the changed adapters, after they were reported."""
         self.dirty.clear()
 
     def reconcile(self) -> None:
-        """Do what follows for queue, draining slots and forgotten adapters where pages or slots may have come free.
+        """Continue the queue, draining slots and forgotten adapters after pages or slots may have become free.
 
         A pinned adapter that was evicted so that sequences could run waits for a slot again at once; one that failed
         waits for `retry`.

@@ -21,7 +21,7 @@ MAX_SLOTS = 4096  # of any runner: beyond it the books of idle adapters would co
 
 
 class AdapterSlots:
-    """One owner: the adapter manager. `page_bytes` 0: adapters have memory of their own and hold no pages.
+    """The slots of adapters, owned by the adapter manager. `page_bytes` 0: adapters have separate memory and no pages.
 
     `actions` takes what follows, `dirty` each adapter whose state has changed.
     """
@@ -58,7 +58,7 @@ class AdapterSlots:
 
     @property
     def draining(self) -> list[Adapter]:
-        """Adapters in whose slots no new sequence joins."""
+        """Adapters with slots closed to new sequences."""
         return [*self._by_state[LoadState.DRAINING].values()]
 
     def mark_changed(self, adapter: Adapter) -> None:
@@ -114,7 +114,7 @@ class AdapterSlots:
         return True
 
     def evict_for(self, n_pages: int, except_for: str = "", *, pinned_too: bool = False) -> bool:
-        """Free n pages. False: unused adapters, but for that one, together hold too few, and none was evicted."""
+        """Free n pages. Return False, without evicting, if unused adapters except `except_for` hold too few pages."""
         if n_pages <= self.pages.free_pages:
             return True
         if n_pages > self.pages.free_pages + self.evictable_pages(except_for, pinned_too=pinned_too):

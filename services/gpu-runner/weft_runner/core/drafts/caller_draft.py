@@ -17,7 +17,7 @@ MAX_PAUSE, SAME_PAUSES = 32, 4  # tokens of an answer between two searches that 
 
 
 class CallerDraft:
-    """One owner: the drafter. `first`: the place of the answer's first token among those of its sequence."""
+    """The caller's draft, owned by the drafter. `first`: the position of the answer's first token in its sequence."""
 
     __slots__ = ("_at", "_due", "_lost", "_matched", "_misses", "_seen", "_tokens")
 
@@ -51,7 +51,7 @@ class CallerDraft:
             self._search(tokens[-MAX_MATCH:])
 
     def _search(self, tail: Sequence[int]) -> None:
-        """Go on behind the longest match of the answer's end, the one nearest to the lost place."""
+        """Continue after the longest match of the answer's end, nearest to the lost place."""
         at = self._at
         sides = (at, at + MAX_SOUGHT_TOKENS), (max(0, at - MAX_SOUGHT_TOKENS), at)
         places = chain.from_iterable(islice(self._places(tail[-1], *side), MAX_PLACES) for side in sides)

@@ -46,7 +46,7 @@ Search = Callable[[Sequence[DraftQuery]], Sequence[Draft]]
 
 
 class DraftFigures(NamedTuple):
-    """Since start: steps' rows with a draft, guesses in them, those that were right."""
+    """Counts since the start: rows with a draft, their guesses, and right guesses."""
 
     drafts: int
     guesses: int
@@ -69,7 +69,7 @@ class _Proposal(NamedTuple):
 
 
 class Drafter:
-    """One owner: the batch scheduler. `search`: None: nothing is drafted but what callers give."""
+    """Drafts for sequences, owned by the batch scheduler. `search` None: only drafts of callers."""
 
     def __init__(self, search: Search | None) -> None:
         self._search = search
@@ -100,7 +100,7 @@ class Drafter:
         step_ms: float,
         now: float,
     ) -> Batch:
-        """Return a batch that has decode rows with guesses behind their tokens, or the batch itself.
+        """Return a batch with guesses after the tokens of decode rows, or the unchanged batch.
 
         `max_guesses`: what a sequence's pages and its answer's length leave place for. `n_worth`: how many guesses pay
         of those with these expected tokens, largest first. `step_ms`: what the batch takes as it is.
@@ -144,7 +144,7 @@ class Drafter:
         return Batch(tuple(rows), batch.n_prefills, extends=batch.number)
 
     def admit(self, sequence: PoolSequence) -> None:
-        """Follow the draft that a request has."""
+        """Follow the draft of a request."""
         if sequence.start.draft:
             self._caller_drafts[sequence.key] = CallerDraft(sequence.start.draft, len(sequence.start.prompt))
 

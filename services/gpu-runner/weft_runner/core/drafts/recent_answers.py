@@ -23,7 +23,9 @@ TextKey = tuple[str, str]
 
 
 def text_key(start: Start) -> TextKey:
-    """Return whose text a request reads and writes: its namespace with its own salt, and its adapter's digest."""
+    """Return the key of the text that a request reads and writes: its namespace with its salt, and its adapter's
+    digest.
+    """
     return start.cache_salt, start.adapter
 
 
@@ -55,7 +57,7 @@ class AdapterText:
 
 
 class RecentAnswers:
-    """Texts by namespace and adapter, the one used longest ago first. One owner: the drafter.
+    """Texts by namespace and adapter, least recently used first. Owner: the drafter.
 
     A text is cut at its beginning beyond `max_text_tokens`; texts are dropped beyond `max_bytes` in sum, and
     `max_age_s` after their last use.
@@ -83,7 +85,7 @@ class RecentAnswers:
         return text
 
     def add(self, key: TextKey, answer: Iterable[int], now: float) -> None:
-        """Put a whole answer behind a text."""
+        """Append a complete answer to a text."""
         tokens = self.use(key, now).tokens
         length = len(tokens)
         tokens.extend(answer)

@@ -45,7 +45,7 @@ class DeferredStart:
 
 
 class SequenceParking:
-    """One owner: the request pool. `admit` admits a Start whose room is there, or answers why not."""
+    """Parking of sequences, owned by the request pool. `admit` admits a Start with room, or refuses it."""
 
     def __init__(
         self, sequences: Mapping[str, Sequence], limits: PoolLimits, pages: PageTable, scheduler: BatchScheduler,
@@ -67,11 +67,11 @@ class SequenceParking:
 
     @property
     def owed_pages(self) -> int:
-        """Count the pages that deferred Starts wait for."""
+        """Count the pages awaited by deferred Starts."""
         return sum(deferred.n_pages for deferred in self.deferred.values())
 
     def state_of(self, sequence: Sequence, now: float) -> Parking:
-        """Return what a report says of a sequence."""
+        """Return the reported state of a sequence."""
         if (parked := self.parked.get(sequence.key)) is not None:
             return Parking.PARKED if now < parked.resume_at else Parking.OVER
         return Parking.OVER if self._left_s(sequence) <= 0.0 else Parking.NONE
@@ -79,7 +79,7 @@ class SequenceParking:
     # ---- moments of the pool
 
     def free_capacity(self, start: Start, short_pages: int, now: float) -> tuple[str, ...] | None:
-        """Park sequences for a newcomer that lacks a place or pages. None: that makes no room.
+        """Park sequences for a new sequence without a place or pages. Return None if parking makes no room.
 
         Returns the sequences whose KV has to be in host memory before the room is there.
         """
@@ -179,7 +179,7 @@ class SequenceParking:
         return sequence is not None and sequence.phase is SequencePhase.SWAP_OUT
 
     def _returning(self, now: float) -> Iterator[str]:
-        """Yield who runs again: as many as there are places, from host memory where there are pages, too."""
+        """Yield the sequences that run again: one for each free place, from host memory only with free pages."""
         for key, parked in [*self.parked.items()]:
             if len(self._sequences) + len(self.deferred) - len(self.parked) >= self._max_sequences:
                 return

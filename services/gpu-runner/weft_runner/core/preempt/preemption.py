@@ -22,7 +22,7 @@ _priority, _arrived = attrgetter("start.priority"), attrgetter("arrived")
 
 
 class Preemptor:
-    """One owner: the request pool. `stalled_s`: of all sequences that were paused, swapped or parked.
+    """Preemption, owned by the request pool. `stalled_s`: the time of all paused, swapped or parked sequences.
 
     `stuck`: no swap helps those that are paused, so that the supervisor has to name a victim.
     """
@@ -45,7 +45,7 @@ class Preemptor:
         self.stalled_s += len(swapped_out | self._reservations.paused.keys() | self.parking.parked.keys()) * seconds
 
     def count(self) -> None:
-        """Count a sequence that the supervisor has chosen."""
+        """Count a sequence chosen by the supervisor."""
         self.preemptions += 1
 
     def overruns(self) -> dict[str, int]:

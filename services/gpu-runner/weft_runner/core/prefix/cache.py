@@ -63,7 +63,7 @@ class PrefixCache:
         self._in_host, self._discard = in_host, discard
 
     def begin_saving(self, pages: Iterable[int]) -> None:
-        """Evict these last: they are being copied."""
+        """Evict these pages last while they are copied."""
         self.saving.update(pages)
 
     def end_saving(self, pages: Iterable[int]) -> None:
@@ -77,7 +77,7 @@ class PrefixCache:
         return iter(self._reusable)
 
     def match(self, names: Iterable[bytes]) -> list[int]:
-        """Pages of the longest run of names, from the first one, that is there."""
+        """Return the pages of the longest run of present names from the first name on."""
         pages: list[int] = []
         for name in names:
             if (page := self._page_of.get(name)) is None:

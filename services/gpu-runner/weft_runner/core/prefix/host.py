@@ -15,7 +15,7 @@ MAX_COPY_PAGES = 32  # of a copy: a sequence's own copies wait for no more than 
 
 
 class HostPrefixes:
-    """One owner: the request pool. It answers the prefix cache what is in host memory."""
+    """Prefixes in host memory, owned by the request pool. They answer lookups of the prefix cache."""
 
     def __init__(self, prefixes: PrefixCache, host: HostCache, swap: KvSwap, effects: list[Effect]) -> None:
         self._prefixes, self._host, self._swap, self._effects = prefixes, host, swap, effects
@@ -45,7 +45,7 @@ class HostPrefixes:
         return pages
 
     def save(self, page_ms: float, is_known: Callable[[str], bool]) -> None:
-        """Begin to copy out what is about to be evicted, one copy at a time. What finds no room waits for its next use.
+        """Copy out pages before their eviction, one copy at a time. Pages without room wait for their next use.
 
         `page_ms`: of computing a page again. `is_known`: of its adapter.
         """

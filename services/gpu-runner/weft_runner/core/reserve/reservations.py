@@ -96,7 +96,7 @@ class Reservations:
         self._pages.release(key, forget=forget)
 
     def remove(self, key: str) -> None:
-        """Forget that a sequence is paused: it leaves."""
+        """Forget the pause of a leaving sequence."""
         self.paused.pop(key, None)
 
     def _grant(self, key: str, wanted_pages: int) -> bool:

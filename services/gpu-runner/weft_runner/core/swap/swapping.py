@@ -93,7 +93,9 @@ class Swapping:
         return True
 
     def bring_back(self, *, pinned_too: bool = False) -> bool:
-        """Bring back those that left, the earliest arrival first, as far as pages are free. True: one is on its way."""
+        """Bring swapped sequences back, the earliest arrival first, as far as pages are free. Return True if a copy
+        runs.
+        """
         begun = False
         for swap in self.swap.returning():
             if self._reservations.paused or not self._bring_back(swap, pinned_too=pinned_too):

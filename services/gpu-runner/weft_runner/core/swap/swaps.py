@@ -77,7 +77,7 @@ class KvSwap:
         return sum(len(swap.hosts) for swap in tuple(self.by_key.values()))
 
     def returning(self) -> list[SwappedKv]:
-        """Return who is out and not parked: interactive ones first, then the earliest arrival."""
+        """Return the swapped, unparked sequences: interactive sequences first, then by arrival."""
         phase = SequencePhase.SWAPPED
         out = [swap for swap in self.by_key.values() if swap.sequence.phase is phase and not swap.parked]
         return sorted(
@@ -88,7 +88,7 @@ class KvSwap:
         self, sequence: Sequence, pages: list[int], wanted_pages: int, recompute_ms: float, departure: int, *,
         parked: bool = False,
     ) -> bool:  # fmt: skip
-        """Begin to copy these pages, which hold its tokens. False: recomputing is cheaper, or host memory is full.
+        """Begin to copy a sequence's pages. Return False if recomputing is cheaper, or host memory is full.
 
         `departure`: the number of its departure.
         """
@@ -117,7 +117,7 @@ class KvSwap:
         self._effects.append(SwapIn(swap.number, swap.hosts, tuple(pages)))
 
     def wait_for_copy(self, sequence: Sequence, number: int) -> None:
-        """Let a new sequence wait for pages that are on their way for another one."""
+        """Let a new sequence wait for pages in copy for another sequence."""
         self._wait(SwappedKv(sequence, self.next_number(), (), 0, waits_for=number))
 
     def copy_ms(self, n_pages: int) -> float:
@@ -173,7 +173,7 @@ class KvSwap:
         return waiting
 
     def drop(self, number: int, hosts: Iterable[int]) -> None:
-        """End a copy; these host pages are free."""
+        """End a copy and free its host pages."""
         begun = [effect for effect in self._effects if isinstance(effect, SwapOut | SwapIn) and effect.number == number]
         for copy in begun:  # by the same event
             self._effects.remove(copy)

@@ -21,7 +21,7 @@ MIGRATE_S = 8.0  # for the sequences of a process that ends to move to other run
 
 
 class _Pool(Protocol):
-    """What a hand-over asks of the request pool."""
+    """The request pool as seen by a hand-over."""
 
     @property
     def sequences(self) -> Mapping[str, Sequence]: ...
@@ -51,7 +51,7 @@ class HandOver:
     # ---- events
 
     def freeze(self, freeze: Freeze, owner: Peer, now: float) -> None:
-        """End that epoch here after what was computed so far, and offer its KV to another runner.
+        """End an epoch here after the computed tokens, and offer its KV to another runner.
 
         Where there is none to send it ends with KV_LOST: the other runner computes it.
         """
@@ -112,7 +112,7 @@ class HandOver:
             self._pool.end(other.sequence, EndReason.KV_LOST, detail)
 
     def expire(self, key: str) -> None:
-        """End a transfer whose time is over."""
+        """End a transfer after its time."""
         self._lose(self.kv.outgoing[key], "the other runner did not take it in time")
 
     # ---- the sender's side

@@ -29,7 +29,7 @@ class SendComplete:
 
 @dataclass(frozen=True, slots=True)
 class ShardOrder:
-    """An order of rank 0 to the others.
+    """An order of rank 0 to the other ranks.
 
     `addresses`: of the other runner's ranks from 1 on, where something is sent to them.
     """
@@ -224,7 +224,7 @@ class ShardedTransfers:
         self._addresses: dict[Peer, tuple[str, ...]] = {}  # of the other ranks of runners with a stream to them
 
     def ordered(self, order: KvAction | Send) -> ShardOrder | None:
-        """What the other ranks have to be sent of an order of the machine."""
+        """Return the messages to the other ranks for an order of the machine."""
         match order:
             case SendKv(peer, request_id, epoch):
                 return self._to_send(order, (request_id, epoch))

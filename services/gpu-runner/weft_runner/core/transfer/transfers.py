@@ -40,7 +40,7 @@ class KvIdentity:
 
 @dataclass(slots=True, eq=False)
 class OutgoingKv:
-    """`epoch`: under which the receiver has the sequence. `sent`: its first pages that have left, or are there."""
+    """KV to send. `epoch`: the receiver's epoch of the sequence. `sent`: its first pages, sent or already present."""
 
     sequence: Sequence
     peer: Peer
@@ -52,7 +52,7 @@ class OutgoingKv:
 
 @dataclass(slots=True, eq=False)
 class IncomingKv:
-    """`peer`: the stream that it comes on; None: not offered yet. `pages`: that will be written, from `first_page`."""
+    """KV to receive. `peer`: its stream; None before the offer. `pages`: the pages to write, from `first_page`."""
 
     sequence: Sequence
     source: RunnerId
@@ -91,7 +91,7 @@ class KvTransfers:
         )
 
     def expire_offer(self, request_id: str) -> None:
-        """Refuse an offer that nobody has waited for."""
+        """Refuse an offer without a waiting sequence."""
         peer, offer = self.offers.pop(request_id)
         self.effects.append(Send(peer, KvRefuse(request_id, offer.epoch, "nobody waits for it")))
 
@@ -124,7 +124,7 @@ class KvTransfers:
     # ---- the sender's side
 
     def offer(self, sequence: Sequence, target: KvTarget, epoch: Epoch) -> None:
-        """Offer it to the runner that is to take it over, under that epoch."""
+        """Offer the sequence's KV to its next runner, under the new epoch."""
         assert self.identity is not None, "a runner that exchanges no KV"
         peer = Peer(Kind.RUNNER, f"{target.runner.uuid}/{target.runner.incarnation}")
         outgoing = self.outgoing[sequence.key] = OutgoingKv(sequence, peer, epoch)
@@ -136,7 +136,7 @@ class KvTransfers:
             self.effects.append(self._offer(outgoing))
 
     def accepted(self, peer: Peer, accept: KvAccept) -> OutgoingKv | None:
-        """Let its pages leave. None: nothing of that epoch is offered to that peer."""
+        """Let the pages of a transfer leave. Return None if this epoch is not offered to the peer."""
         outgoing = self.find(peer, accept.request_id, accept.epoch)
         if outgoing is None or outgoing.accepted:
             return None
@@ -237,7 +237,7 @@ class KvTransfers:
 
 
 def hello_fault(mine: KvIdentity | None, hello: object) -> str | None:
-    """Why that sender's KV is not taken."""
+    """Return the reason to refuse the KV of a sender."""
     if mine is None or not isinstance(hello, KvHello):
         return "no KV is exchanged here"
     for quantity, theirs, ours in (
@@ -252,7 +252,9 @@ def hello_fault(mine: KvIdentity | None, hello: object) -> str | None:
 
 
 def check_kv_transfers(transfers: KvTransfers, sequences: Iterable[Sequence]) -> None:
-    """Who waits for KV is in RECEIVE, whose KV alone is left is in SEND, and each transfer has a stream."""
+    """Check that sequences waiting for KV are in RECEIVE, that sent sequences are in SEND, and that each transfer has a
+    stream.
+    """
     by_phase = {phase: {s.key for s in sequences if s.phase is phase} for phase in SequencePhase}
     assert by_phase[SequencePhase.RECEIVE] == transfers.incoming.keys(), "a sequence waits for no KV"
     assert by_phase[SequencePhase.SEND] <= transfers.outgoing.keys(), "KV goes to nobody"
