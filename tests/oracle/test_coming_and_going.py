@@ -129,6 +129,6 @@ def test_what_one_rank_refuses_is_refused_by_all_and_the_next_one_is_built(model
 @pytest.mark.slow
 def test_after_a_step_that_failed_on_one_rank_none_is_tried_again(ranks, monkeypatch):
     """Last of this module: the ranks are out of step now."""
-    monkeypatch.setattr(ranks._own, "run", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(ranks._local, "run", lambda *_, **__: 1 / 0)
     with pytest.raises(ExecutorLost, match="failed on rank 0: division"):
         last_logits(ranks, None)
