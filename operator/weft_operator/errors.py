@@ -68,11 +68,11 @@ class VersionConflict(StaleWrite):
 
 
 class AlreadyExists(StaleWrite):
-    """An object that was to be created is there."""
+    """The object to create exists already."""
 
 
 class KubernetesError(OperatorError):
-    """Root of what goes wrong with an API server."""
+    """Root of errors of an API server."""
 
 
 class ApiFailed(KubernetesError):

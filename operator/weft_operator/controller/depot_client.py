@@ -97,7 +97,7 @@ def _body(response: httpx2.Response) -> dict[str, Any] | None:
 
 
 def rejection(status: int, body: object) -> dict[str, Any] | None:
-    """Read a 4xx with a reason, which answers the request as a Failed operation does; None: it is not one."""
+    """Read a 4xx with a reason as the answer of a Failed operation; None for different answers."""
     refused = 400 <= status < 500 and status not in AGAIN_LATER
     return {"state": "Failed", **body} if refused and isinstance(body, dict) and body.get("reason") else None
 

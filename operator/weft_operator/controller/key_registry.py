@@ -58,7 +58,7 @@ class KeyRegistry:
         await self._call(self._admin.WithdrawKey, pb.WithdrawKeyRequest(owner=owner))
 
     async def declared(self) -> list[SupervisorKey]:
-        """List every key in force, and those that a person has revoked. Raises SupervisorUnavailable."""
+        """List keys in force, and keys revoked by a person. Raises SupervisorUnavailable."""
         answer = await self._call(self._admin.ListDeclaredKeys, pb.ListDeclaredKeysRequest())
         return [_declared(m) for m in answer.keys]
 

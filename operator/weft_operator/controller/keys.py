@@ -47,7 +47,7 @@ MAX_STEPS = 12  # of one reconcile: from nothing to Ready are five
 
 
 class SecretReader(Protocol):
-    """Secrets of the namespaces that are served."""
+    """Secrets of the served namespaces, read by reference."""
 
     async def read(self, key: Key) -> Secret: ...
 
@@ -185,7 +185,7 @@ class KeyController(Loop):
 
     @contextmanager
     def _calling(self, owner: str) -> Generator[None]:
-        """Forget what is known of that owner's key until the call has ended well."""
+        """Forget the owner's key until the call has succeeded."""
         self._unsure.add(owner)
         self._called.add(owner)
         yield

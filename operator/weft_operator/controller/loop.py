@@ -78,10 +78,10 @@ class Loop(ABC):
 
     @abstractmethod
     async def reconcile(self, ref: Ref) -> float | None:
-        """Bring one object to what it should be. Returns when to do so again though nothing happens; None: never."""
+        """Bring one object to its desired state. Return the time of the next attempt without events, or None."""
 
     async def _work(self) -> None:
-        """Reconcile what is in the queue, until cancelled."""
+        """Reconcile queued objects one by one, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WORKERS):
                 tasks.create_task(self._worker())
@@ -265,7 +265,7 @@ class Controller(Loop):
         self._queue.add([ref for ref, node_pods in pods.items() if any(pod.node == name for pod in node_pods.values())])
 
     def on_pool_report(self, pool: str, report: PoolStatus) -> None:
-        """Take in the scheduler's report of a pool. One about a pool that was unpublished meanwhile is dropped."""
+        """Take the scheduler's report of a pool. A report about an unpublished pool is dropped."""
         namespace, _, name = pool.partition("/")
         ref = Ref("ServingPool", namespace, name)
         if ref not in self.state.expectations.pools:

@@ -111,7 +111,7 @@ class RegistryClient:
         return [self._message(set(self._table), snapshot=True)]
 
     def _message(self, keys: set[tuple[str, str]], *, snapshot: bool = False) -> pb.RegistryToScheduler:
-        """Make the message of these keys' present state. What is not in the table any more is sent as removed."""
+        """Make the message of these keys' present state. Missing keys are sent as removed."""
         pools: list[PoolSpec] = []
         adapters: list[AdapterSpec] = []
         removed: dict[str, list[str]] = {"pool": [], "adapter": sorted(self._unloading) if snapshot else []}

@@ -57,7 +57,7 @@ class SourceResolver:
         self._drains, self._news = asyncio.Event(), asyncio.Event()
 
     def resolve(self, action: Resolve) -> None:
-        """Start a request; one about the same object that is under way is dropped."""
+        """Start a request. A running request about the same object is dropped."""
         self._cancel(action.uid)
         self._resolving[action.uid] = asyncio.create_task(self._resolution(action))
 
@@ -100,7 +100,7 @@ class SourceResolver:
                     self._mark([ref])
 
     async def _changed(self, watches: set[str], wait_s: float) -> frozenset[str]:
-        """Ask about these, until a source is resolved that is not among them. Raises DepotUnavailable."""
+        """Ask about these watches, until a source outside them is resolved. Raises DepotUnavailable."""
         if not watches:
             return frozenset()
         asking = asyncio.create_task(self._depot.changed(watches, wait_s))

@@ -31,7 +31,7 @@ class WorkQueue:
         self._turn = asyncio.Lock()  # of many idle consumers one waits for the next object, the others for their turn
 
     def __len__(self) -> int:
-        """The number of objects that wait to be planned now."""
+        """The number of objects waiting for a plan now."""
         return len(self._marked) + len(self._later)
 
     def add(self, refs: Iterable[Ref]) -> None:
@@ -41,13 +41,13 @@ class WorkQueue:
         self._wake.set()
 
     def add_at(self, ref: Ref, due_at: float) -> None:
-        """Add an object at a time; of several times for one object the last one counts."""
+        """Add an object at a time. For several times of an object the last call counts."""
         self._due_at[ref] = due_at
         heapq.heappush(self._timed, (due_at, next(self._count), ref))
         self._wake.set()
 
     async def get(self) -> Ref:
-        """Wait for the next queued object that no worker has."""
+        """Wait for the next queued object without a worker."""
         async with self._turn:
             self._due()
             while not self._marked:

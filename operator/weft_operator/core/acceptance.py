@@ -251,7 +251,7 @@ def is_ready(adapter: AdapterObject) -> bool:
 
 
 def resolution_from_status(resource: PoolObject | AdapterObject, state: ClusterState, now: float) -> Resolution | None:
-    """The resolution that an object's status implies, for a controller that starts. Pools first."""
+    """Return the resolution implied by an object's status, for a controller at its start. Pools first."""
     generation, status = resource.meta.generation, resource.status
     if isinstance(resource, PoolObject):
         return from_status(pool_request(resource), status, generation, None, now)
@@ -303,7 +303,7 @@ def _serving(
 def _promoted_before(
     adapter: AdapterObject, request: ResolveRequest, resolution: Resolution | None
 ) -> VerifiedArtifact | None:
-    """The canary that was promoted, until the source that has taken its place is known: nobody goes back meanwhile."""
+    """Return the promoted canary, until the new source of the adapter is known: nobody goes back meanwhile."""
     stored = served_content(adapter.status) if promoted_content(adapter) else None
     answered = resolution is not None and resolution.request == request and resolution.answer.finished
     if stored is None or answered or (stored.pool, stored.base_digest) != (adapter.pool, request.base_digest):
@@ -375,8 +375,9 @@ def _runners(ref: Ref, state: ClusterState) -> tuple[RunnerProcess | Pod, ...]:
 
 
 def _blocking_error(pool: PoolObject, state: ClusterState, now: float) -> Rejection | None:
-    """The error that keeps a pool's runners from starting: a folder that the site does not allow, a child that the API
-    server refuses, a name that another object has, or pods that it refuses a Deployment."""
+    """Return the error that keeps a pool's runners from starting: a forbidden folder, a child refused by the API
+    server, a name taken by a foreign object, or refused pods of a Deployment.
+    """
     ref, names = pool.meta.ref, child_names(pool)
     if refusal := state.desired.folder_refusal(pool):
         return Rejection(VOLUME_NOT_ALLOWED, f"spec.modelCache: {refusal}; its runners stay as they are")

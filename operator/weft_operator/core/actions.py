@@ -20,7 +20,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSource:
-    """Drop what the depot has said about a source."""
+    """Forget the depot's answers about a source."""
 
     uid: str
 
@@ -74,7 +74,7 @@ class RemoveRunner:
 
 @dataclass(frozen=True, slots=True)
 class ApplyChild:
-    """Have this object in the cluster, with each field that it names at that value (server-side apply, forced).
+    """Apply this object to the cluster, with each named field (server-side apply, forced).
 
     `resource_version`: of the object that it was planned from; None: none was known.
     """
@@ -130,7 +130,7 @@ class SetPodDeletionCost:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Record an Event about an object. It comes after the status that it is about; losing one does no harm."""
+    """Record an Event about an object, after its status. A lost Event does no harm."""
 
     ref: Ref
     uid: str
@@ -169,7 +169,7 @@ class RemoveFinalizer:
 
 @dataclass(frozen=True, slots=True)
 class RetainBlobs:
-    """Send the complete list of digests that the depot keeps."""
+    """Send the complete list of digests for the depot to keep."""
 
     digests: frozenset[str]
 

@@ -106,7 +106,7 @@ Secret = SecretKey | NoSecret | BadSecret | UnreadSecret
 
 @dataclass(frozen=True, slots=True)
 class KeyView:
-    """The facts that a step is planned from. `known`: whether the supervisor has said what is declared."""
+    """The facts for the plan of a step. `is_known`: the supervisor has listed the declared keys."""
 
     key: Key
     served: bool  # APIKeys of its namespace are served
@@ -166,12 +166,12 @@ def next_step(view: KeyView, now: float) -> Step | None:
 
 
 def orphans(declared: Iterable[SupervisorKey], uids: Collection[str]) -> list[str]:
-    """The owners of keys in force whose objects are gone."""
+    """Return the owners of keys in force without an object."""
     return sorted({key.declaration.owner for key in declared if not key.revoked} - set(uids))
 
 
 def key_events_for(key: Key, status: Object) -> list[RecordEvent]:
-    """Make the Events that go with writing this status."""
+    """Make the Events of a written status."""
     current, previous = _ready(status), _ready(key.status)
     if (current["reason"], status.get("keyID")) == (previous.get("reason"), key.status.get("keyID")):
         return []
@@ -180,7 +180,7 @@ def key_events_for(key: Key, status: Object) -> list[RecordEvent]:
 
 
 def _declaration(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
-    """Decide what should be declared, or why nothing should."""
+    """Decide the key to declare, or the reason to declare none."""
     key, secret = view.key, view.secret
     if isinstance(secret, BadSecret):
         return secret

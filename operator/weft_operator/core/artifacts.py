@@ -44,7 +44,7 @@ class VerifiedArtifact:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """One object's source. Times are the clock of `now`."""
+    """The resolution of one object's source. Times are of the clock of `now`."""
 
     request: ResolveRequest
     answer: OperationStatus = field(default_factory=OperationStatus)
@@ -87,7 +87,7 @@ def jittered(request: ResolveRequest, pause_s: float) -> float:
 
 
 def started(previous: Resolution | None, request: ResolveRequest, now: float) -> Resolution:
-    """Note that the depot is being asked. The same question keeps its present answer until the new one is finished."""
+    """Record a running request to the depot. The same request keeps its answer until the new answer is complete."""
     if previous is not None and previous.request == request:
         return replace(previous, running=True)
     return Resolution(request, running=True, started_at=now, verified=previous.verified if previous else None)
@@ -156,7 +156,7 @@ def served_content(status: Mapping[str, Any]) -> VerifiedArtifact | None:
 def _verified(
     request: ResolveRequest, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool
 ) -> VerifiedArtifact | None:
-    """The content in a status. `pool`: of the adapter now, which may not be the one it was checked for."""
+    """Return the content in a status. `pool`: the adapter's present pool, which may differ from the checked pool."""
     if request.kind == "model":
         digest = status.get("baseDigest")
         return VerifiedArtifact(digest, status) if digest else None

@@ -52,12 +52,12 @@ class CanaryView:
 
 
 def canary_uid(uid: str) -> str:
-    """The uid under which a canary's source is resolved."""
+    """Return the uid for resolving a canary's source."""
     return uid + SUFFIX
 
 
 def owner_uid(uid: str) -> str:
-    """The uid of the object whose source, canary's source or chat template is resolved under this one."""
+    """Return the uid of the object that a uid of a source, canary or chat template belongs to."""
     return uid.removesuffix(SUFFIX).removesuffix(TEMPLATE_SUFFIX)
 
 
@@ -139,7 +139,7 @@ def promoted_content(adapter: AdapterObject) -> str | None:
 
 
 def resolution_of_canary(adapter: AdapterObject, request: ResolveRequest, now: float) -> Resolution | None:
-    """Restore what the stored status tells of the canary's source, for a controller that starts."""
+    """Restore the resolution of the canary's source from the stored status, for a controller at its start."""
     stored: Mapping[str, Any] = adapter.status.get("canary") or {}
     pool = adapter.status.get("pool")
     if not stored.get("digest") or not pool:

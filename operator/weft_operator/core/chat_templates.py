@@ -22,8 +22,9 @@ MAX_FAULT = 512  # characters that are published
 
 @dataclass(frozen=True, slots=True)
 class TemplateView:
-    """A chat template that a spec gives. `resolution`: of that request or of one before it. `published`: the object as
-    it is, if it is served."""
+    """A chat template supplied by a spec. `resolution`: of this request or an earlier one. `published`: the object's
+    served state.
+    """
 
     request: ResolveRequest | None  # None: there is no base yet
     resolution: Resolution | None
@@ -63,7 +64,7 @@ def template_uid(uid: str) -> str:
 def template_view(
     resource: PoolObject | AdapterObject, base: VerifiedArtifact | None, state: ClusterState
 ) -> TemplateView | None:
-    """Gather what is known of the chat template that a spec gives; None: it gives none."""
+    """Gather the facts of the supplied chat template; None without a supplied template."""
     if not resource.chat_template.is_supplied:
         return None
     ref, expected = resource.meta.ref, state.expectations

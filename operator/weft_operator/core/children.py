@@ -53,7 +53,7 @@ def revision_of(pool: PoolObject, base_digest: str, defaults: RunnerDefaults) ->
 
 
 def defaults_hash(defaults: RunnerDefaults) -> str:
-    """Hash what the installation gives all runners."""
+    """Hash the installation's part of all runners."""
     return _hash(replace(defaults, pools_at_a_time=0))
 
 
@@ -185,7 +185,7 @@ def _deployment(
 
 
 def _ranks_service(pool: Ref) -> Json:
-    """Make the Service that names pods: ranks look for the first one before it is ready."""
+    """Make the Service that names pods: ranks find the first pod before it is ready."""
     return {"clusterIP": "None", "selector": _selecting(pool), "publishNotReadyAddresses": True}
 
 

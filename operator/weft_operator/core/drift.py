@@ -59,7 +59,7 @@ def with_spec_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec_hash(obj: Mapping[str, Any]) -> str:
-    """The hash that an object carries; "": none."""
+    """Return the hash in an object's annotations; "" if absent."""
     return str((obj["metadata"].get("annotations") or {}).get(INTENT, ""))
 
 

@@ -59,8 +59,8 @@ def make_pod_template(
 
 
 def _launch_volumes(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json], list[Json]]:
-    """Make the volumes that the pool asks for, and their mounts. A site's own volume of the same name takes the place
-    of one.
+    """Make the volumes requested by the pool, and their mounts. A site's volume of the same name replaces the pool's
+    volume.
 
     What is offloaded ends with the pod, and the next one packs the weights again.
     """
@@ -199,7 +199,7 @@ def _mounts(defaults: RunnerDefaults, launch: list[Json]) -> list[Json]:
 
 
 def _by_name(key: str, *lists: Iterable[Mapping[str, Any]]) -> list[Json]:
-    """Join lists, each name once: the last one counts."""
+    """Join lists by name. The last entry of a name counts."""
     joined = {item[key]: dict(item) for items in lists for item in items}
     return list(joined.values())
 

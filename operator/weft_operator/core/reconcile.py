@@ -53,7 +53,7 @@ UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter 
 
 
 def reconcile_all(state: ClusterState, now: float) -> list[Action]:
-    """Plan everything: each object, what is left of objects that are gone, and the depot's list."""
+    """Plan everything: each object, remains of deleted objects, and the depot's list."""
     ordered = sorted(known_refs(state), key=lambda ref: (ref.kind == "LoRAAdapter", ref))
     actions = [action for ref in ordered for action in reconcile(ref, state, now)]
     return actions + plan_retention(state, now)
@@ -119,7 +119,7 @@ def poll_s(desired: DesiredState) -> float:
 
 
 def progress_s(desired: DesiredState) -> float:
-    """The time that steps may take before a status shows them: longer where many objects come at once, but bounded."""
+    """Return the time of steps before a status shows them: longer for many objects, but bounded."""
     return min(max(PROGRESS_S, _round_s(desired)), MAX_PROGRESS_S)
 
 

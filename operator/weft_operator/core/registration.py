@@ -79,8 +79,8 @@ def sampling_defaults(view: PoolFacts) -> SamplingDefaults:
 
 
 def max_context_tokens(view: PoolFacts) -> int:
-    """The most tokens of prompt and answer together: the model's positions, or what one runner's pages hold; 0: not
-    known.
+    """Return the maximum tokens of prompt and answer together, by the model's positions or a runner's pages; 0 if
+    unknown.
 
     Published before any runner reports it, so that a request for a pool at zero gets an answer of the right length.
     """
@@ -89,7 +89,7 @@ def max_context_tokens(view: PoolFacts) -> int:
 
 
 def adapter_entry(view: AdapterView) -> AdapterSpec:
-    """Make what the scheduler should know of this adapter: the content that serves, or why none does."""
+    """Make the scheduler's entry of an adapter: the serving content, or the reason without one."""
     adapter, verdict = view.adapter, view.serving.verdict if view.serving else {}
     reason = None if view.serving else next(c for c in adapter_conditions(view) if c.type == "Ready")
     return AdapterSpec(

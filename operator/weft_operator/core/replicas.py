@@ -44,7 +44,7 @@ from weft_operator.core.state import (
 
 
 def present_runners(pool: PoolObject, state: ClusterState) -> int:
-    """Count the runners that were ordered: processes that stay, and the replicas of Deployments.
+    """Count the ordered runners: staying processes, and the replicas of Deployments.
 
     Groups that are no longer named give their runners to those that are: both have them for a while.
     """
@@ -169,7 +169,7 @@ def plan_children(
 
 
 class _Sizes(NamedTuple):
-    """The replicas that each group's Deployment may have now.
+    """The present replicas of each group's Deployment.
 
     `orders`: what happens before they change. `why`: what is waited for. `settling`: the groups of which it is known in
     a moment who goes: another template waits for that, and comes with their size in one write.
@@ -350,7 +350,7 @@ def _of_runners(names: Sequence[str], owned: Mapping[ObjectKey, Object]) -> set[
 def _retiring(
     pool: PoolObject, owned: Mapping[ObjectKey, Object], wanted_runners: int, state: ClusterState
 ) -> dict[ObjectKey, int]:
-    """The replicas that Deployments of groups which the pool no longer names may keep for now; the others go at once.
+    """Return the present replicas of retiring Deployments, whose groups the pool no longer names. The rest end at once.
 
     As in a rolling update: one runner goes before one comes, then one for each that is ready in a group that is named.
     Runners that are not ready serve nobody and may hold what the new ones wait for.
@@ -394,7 +394,7 @@ def _deletions(
 
 
 def object_revision(live: Object) -> str:
-    """A text that changes whenever somebody changes what the object is; with a generation, not with its status."""
+    """Return a text of the object's generation, which changes with its spec and not with its status."""
     metadata = live["metadata"]
     return str(metadata.get("generation") or metadata.get("resourceVersion"))
 

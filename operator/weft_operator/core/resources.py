@@ -44,7 +44,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Identity and age of an object. `created` is unix seconds, with a fraction where the server gives one."""
+    """Identity and age of an object. `created` is unix seconds, with a fraction if the server sends one."""
 
     ref: Ref
     uid: str
@@ -103,7 +103,7 @@ class PoolObject:
         return self.spec.allowed_namespaces or ()
 
     def permits(self, namespace: str) -> bool:
-        """Whether adapters of that namespace may use this pool."""
+        """Return whether adapters of the namespace may use this pool."""
         return not {"*", namespace}.isdisjoint((self.meta.ref.namespace, *self.allowed_namespaces))
 
 
@@ -117,7 +117,7 @@ class Malformed:
 
 
 def holds(resource: AdapterObject | PoolObject, condition: str) -> bool:
-    """Whether that condition is True, by the stored status."""
+    """Return whether the condition is True in the stored status."""
     return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))
 
 
@@ -182,7 +182,7 @@ def _shape(spec: Object) -> str:
 
 
 def parse_meta(obj: Object) -> Meta:
-    """Read the metadata that a server has filled in."""
+    """Read the metadata filled in by a server."""
     meta = obj["metadata"]
     return Meta(
         ref=Ref(obj["kind"], meta["namespace"], meta["name"]),

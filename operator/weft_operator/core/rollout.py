@@ -21,7 +21,7 @@ RETRY_S = 2.0  # before a pool looks again whether another one is in order
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The replacements that wait, and why; a pool may also be replacing runners, which `why` says."""
+    """The waiting replacements. `reason` explains them, or a running replacement of the pool."""
 
     children: frozenset[ObjectKey] = frozenset()
     reason: str = ""
@@ -29,7 +29,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The runners of one live object (a group's Deployment, or a runner's StatefulSet) and what becomes of them."""
+    """The runners of a live object (a group's Deployment, or a runner's StatefulSet), with their next step."""
 
     key: ObjectKey
     name: str
@@ -53,7 +53,7 @@ def hold(
     state: ClusterState,
     revision: Revision,
 ) -> Held:
-    """Decide which Deployments keep their template for now."""
+    """Decide the Deployments that keep their template for now."""
     pods = state.observed.pods.get(pool.meta.ref, {}).values()
     deployments = [child for child in intended if child.key in owned and child.kind == "Deployment"]
     parts = [_part(child.key, owned[child.key], child.manifest, pods, revision) for child in deployments]

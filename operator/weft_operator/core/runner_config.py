@@ -11,7 +11,7 @@ Flags = dict[str, str | int | float]
 
 
 def make_runner_config(pool: PoolObject, base_digest: str, group: Group | None = None) -> RunnerConfig:
-    """Make what each runner of this pool, or of one of its groups, is started with."""
+    """Make the start configuration of each runner of a pool, or of a group."""
     spec, phase = pool.spec, group.phase if group is not None else "Any"
     flags = tuple(_flags(pool, base_digest, phase).items())
     return RunnerConfig(pool.meta.ref, base_digest, flags, spec.memory, spec.model_cache, phase)

@@ -20,7 +20,7 @@ SEEN_S = 5.0  # a deletion cost that was accepted this long ago counts as seen
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """The size that a group may have now, and what has to happen before it may have fewer.
+    """The present size of a group, and the awaited step before a smaller size.
 
     `settled`: that size is the last word for now. Otherwise who goes is known in a moment.
     """
@@ -103,7 +103,7 @@ def _staying(pool: PoolObject, group: str, state: ClusterState) -> dict[str, Pod
 def _mark(
     pool: PoolObject, pods: Mapping[str, Pod], going: Sequence[ScaledRunner], state: ClusterState, now: float
 ) -> tuple[bool, list[Action]]:
-    """Order the deletion costs by which these pods go first; returns whether some are still to be seen."""
+    """Order the deletion costs by which these pods leave first. Return whether some costs are still unseen."""
     ref, costs = pool.meta.ref, scaling.deletion_costs(going)
     costs |= {name: 0 for name, pod in pods.items() if name not in costs and (pod.cost or 0) < 0}
     unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, state, now)}

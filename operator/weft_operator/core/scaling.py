@@ -25,7 +25,7 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The numbers of runners that a pool may have, by one generation of its spec; equal for a fixed number."""
+    """The allowed numbers of runners of a pool, for one generation of its spec; equal for a fixed number."""
 
     min: int
     max: int
@@ -58,8 +58,7 @@ def bounds(pool: PoolObject, default: int) -> Bounds:
 
 
 def target(bounds: Bounds, report: PoolStatus | None, present: int) -> int:
-    """The number of runners that the pool should have. Until the scheduler has answered none of those that are there is
-    too many.
+    """Return the target number of runners. Before the scheduler's first answer no present runner is surplus.
 
     A scheduler that has just started observes no generation before it knows the runners, and wants more where requests
     wait.
@@ -70,7 +69,7 @@ def target(bounds: Bounds, report: PoolStatus | None, present: int) -> int:
 
 
 def is_current(report: PoolStatus, bounds: Bounds) -> bool:
-    """Whether the scheduler reported this for these bounds, and the runners that there are."""
+    """Return whether the scheduler's report fits these bounds and the present runners."""
     return report.observed_generation == bounds.generation
 
 
@@ -101,7 +100,7 @@ def counted_together(pool: PoolObject, group: str) -> set[str]:
 
 
 def phase_groups(pool: PoolObject) -> tuple[PhaseGroups, ...]:
-    """The phases that the scheduler counts apart; nothing where it counts a pool's runners together."""
+    """Return the phases counted separately by the scheduler; empty if it counts a pool's runners together."""
     if not counts_apart(pool):
         return ()
     phase_groups: list[PhaseGroups] = []
@@ -169,7 +168,8 @@ def select_victims(
     is_separate: bool = False,
     elsewhere: int = 0,
 ) -> list[ScaledRunner] | None:
-    """Choose the runners of `present` to delete so that `wanted` are left, in order; None: that is not known yet.
+    """Choose the runners of `present` to delete in order, so that `wanted` are left; None if the victims are unknown
+    yet.
 
     `waited`: the scheduler has had its time to answer. The order: those that are not ready, then the scheduler's
     victims in its order, then, for a number that people wrote, the last of those that are left: where groups are
@@ -198,7 +198,9 @@ def group_of(index: int, groups: Sequence[Group]) -> Group:
 
 
 def rollout_limits(pool: PoolObject, wanted_runners: int) -> tuple[int, int]:
-    """The maxUnavailable and maxSurge of a pool of `wanted` runners; one runner goes where both would be 0."""
+    """Return maxUnavailable and maxSurge of a pool of `wanted_runners` runners, at least one unavailable if both would
+    be 0.
+    """
     unavailable, surge = (
         _floor(pool.spec.rollout.max_unavailable, wanted_runners),
         _ceil(pool.spec.rollout.max_surge, wanted_runners),
@@ -215,7 +217,7 @@ def _ceil(bound: Bound, wanted_runners: int) -> int:
 
 
 def not_terminating(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerProcess]:
-    """The processes that were not asked to go, by index."""
+    """Return the processes not asked to end, by index."""
     return {index: runner for index, runner in sorted(runners.items()) if runner.state != "Leaving"}
 
 

@@ -36,7 +36,7 @@ class RunnerConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunnerProcess:
-    """A runner that is a process of this machine. `name` is what the scheduler calls it."""
+    """A runner as a process of this machine. `name` is its name at the scheduler."""
 
     launch: RunnerConfig
     state: RunnerState
@@ -46,7 +46,7 @@ class RunnerProcess:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A runner that is a pod, or one of a runner's pods: `runner` is the StatefulSet that they have in common.
+    """A runner's pod. `runner`: the common StatefulSet of a runner with several pods.
 
     `cost` is its pod-deletion-cost as it was read; None: it has none.
     """
@@ -63,7 +63,7 @@ class Pod:
 
 
 def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
-    """Make one Pod for each runner: of several pods the first one, in the state of all of them together."""
+    """Make one Pod for each runner. For several pods it is the first pod, in the joint state."""
     runners, several = list[Pod](), dict[str, list[Pod]]()
     for pod in pods:
         if pod.runner:
@@ -83,7 +83,7 @@ def _together(runner: str, pods: list[Pod]) -> Pod:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectKey:
-    """The key of an object of a cluster, of those that a pool owns."""
+    """The key of a pool's child in a cluster."""
 
     kind: str
     namespace: str
@@ -114,7 +114,7 @@ class ApplyFailure:
 
     @property
     def again_at(self) -> float:
-        """The time at which the same intent is tried again."""
+        """The time of the next attempt with the same intent."""
         return self.at + APPLY_RETRY_S
 
 
@@ -213,7 +213,7 @@ class DesiredState:
         return self.pools.get(ref) if ref.kind == "ServingPool" else self.adapters.get(ref)
 
     def serves(self, namespace: str) -> bool:
-        """Whether pools of that namespace are served here."""
+        """Return whether pools of the namespace are served here."""
         served = self.policy.pool_namespaces
         return served is None or namespace in served
 
@@ -244,7 +244,7 @@ class DesiredState:
         return len(self._by_pool.get(pool, ())), len(self._ready.get(pool, ()))
 
     def claimants(self, model_name: str) -> Iterator[PoolObject | AdapterObject]:
-        """Every object that wants to be served under this name."""
+        """Return every object that requests this name."""
         for ref in self._by_name.get(model_name, ()):
             claimant = self.get(ref)
             assert claimant is not None
@@ -286,7 +286,7 @@ class ForeignObject:
 
     @property
     def again_at(self) -> float:
-        """The time at which it is read again."""
+        """The time of the next read."""
         return self.at + APPLY_RETRY_S
 
 
@@ -321,7 +321,7 @@ class Expectations:
 
 @dataclass(slots=True)
 class ClusterState:
-    """The whole state that `reconcile` plans from."""
+    """The complete state as the input of `reconcile`."""
 
     desired: DesiredState = field(default_factory=DesiredState)
     observed: ObservedState = field(default_factory=ObservedState)
@@ -332,7 +332,7 @@ K = TypeVar("K")
 
 
 def _same_spec(stored: PoolObject | AdapterObject, proposed: PoolObject | AdapterObject) -> bool:
-    """Whether only the status differs, which concerns at most an adapter's pool: it counts the ready ones."""
+    """Return whether only the status differs. It concerns at most the adapter's pool, which counts ready adapters."""
     meta = replace(stored.meta, resource_version=proposed.meta.resource_version)
     return replace(stored, status=proposed.status, meta=meta) == proposed
 

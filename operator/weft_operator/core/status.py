@@ -36,7 +36,7 @@ SHORT_DIGEST = len("sha256:") + 12
 
 @dataclass(frozen=True, slots=True)
 class UndatedCondition:
-    """A condition before it is written: no times. `generation`: that it is about, if that is not the newest."""
+    """A condition before it is written, without times. `generation`: its generation, if older than the newest."""
 
     type: str
     status: Status
@@ -99,7 +99,7 @@ def _template_of_adapter(view: AdapterView) -> list[UndatedCondition]:
 
 
 def _template_of_spec(template: TemplateView) -> list[UndatedCondition]:
-    """Decide whether chats can be rendered by what the spec gives; nothing where there is no base yet."""
+    """Decide whether chats can be rendered by the supplied template; empty without a base."""
     answer, fault = template.answer, (template.content.verdict.get("fault") if template.content else None)
     match answer.state:
         case "Failed":
@@ -119,7 +119,7 @@ def _template_of_spec(template: TemplateView) -> list[UndatedCondition]:
 
 
 def _chat_template(serving: VerifiedArtifact | None) -> list[UndatedCondition]:
-    """Decide whether chats can be rendered by what serves; nothing where an older depot has not looked."""
+    """Decide whether chats can be rendered by the serving content; empty if an older depot has not checked."""
     match serving.verdict.get("chatTemplate") if serving else None:
         case {"fault": str(fault)}:
             return [UndatedCondition("ChatTemplate", "False", FAULT, fault)]
@@ -345,7 +345,7 @@ def ready_runners(view: PoolFacts) -> int:
 
 
 def _trouble(view: PoolFacts) -> Rejection | None:
-    """Find what does not come right by itself: a refusal, or a runner that does not come up.
+    """Find a lasting fault: a refusal, or a runner that does not start.
 
     Of several runners it is the first by name, so that the message does not flap.
     """
@@ -386,7 +386,7 @@ MODEL_FACTS = (
 
 
 def model_context_tokens(view: PoolFacts) -> int:
-    """The context of the base model alone: what its status keeps, since the pages of a runner may change meanwhile."""
+    """Return the context of the base model from its status, since the pages of a runner may change meanwhile."""
     verdict = view.serving.verdict if view.serving else {}
     return int(verdict.get("maxContext") or verdict.get("maxContextTokens") or 0)
 
@@ -424,13 +424,13 @@ def _supplied_template(template: TemplateView | None) -> dict[str, Any] | None:
 
 
 def _kv_cache(view: PoolFacts) -> dict[str, int] | None:
-    """The KV pages that the scheduler reports; what was stored while it has not reported, as after a restart."""
+    """Return the KV pages reported by the scheduler, or before a report the stored pages, as after a restart."""
     pages = view.report and view.report.kv_pages
     return {"pages": pages} if pages else view.pool.status.get("kvCache")
 
 
 def _slo(view: PoolFacts) -> dict[str, int] | None:
-    """The attainment that the scheduler reports; what was stored while it has not reported, as after a restart."""
+    """Return the attainment reported by the scheduler, or before a report the stored attainment, as after a restart."""
     if view.pool.spec.slo is None:
         return None
     if (slo := view.report and view.report.slo) is None:
@@ -440,7 +440,7 @@ def _slo(view: PoolFacts) -> dict[str, int] | None:
 
 
 def _phases(view: PoolFacts) -> dict[str, Any] | None:
-    """The roles that the scheduler reports; what was stored while it has not reported, as after a restart."""
+    """Return the roles reported by the scheduler, or before a report the stored roles, as after a restart."""
     if view.pool.spec.phases.mode == "Unified":
         return None
     report = view.report
@@ -497,7 +497,7 @@ def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Objec
 
 
 def _stored_versions(view: AdapterView) -> list[Object]:
-    """The versions of the stored status, except those that lack a field, of another operator's version."""
+    """Return the versions of the stored status, except incomplete versions of a different operator's version."""
     stored: list[Object] = view.adapter.status.get("versions") or []
     return [version for version in stored if {"digest", "publishTime"} <= version.keys()]
 
@@ -592,7 +592,7 @@ EventType = Literal["Normal", "Warning"]
 
 
 def events_for(resource: PoolObject | AdapterObject, status: Object) -> list[RecordEvent]:
-    """Make the Events that go with writing this status."""
+    """Make the Events of a written status."""
     events: dict[tuple[EventType, str], str] = {}
     for kind, reason, message in _news(resource.status, status):
         events.setdefault((kind, reason), message)

@@ -35,7 +35,7 @@ _UNSTORED = {"uid": "", "generation": 0, "resourceVersion": "", "creationTimesta
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that stands against an object. `reason` is API, as in conditions; `field` is a path."""
+    """An objection to an object. `reason` is API, as in conditions; `field` is a path."""
 
     reason: str
     field: str
@@ -133,7 +133,7 @@ def _review_pool(new: PoolObject, old: PoolObject | None, desired: DesiredState)
 
 
 def _too_few_to_split(new: PoolObject) -> Iterator[str]:
-    """Yield a warning of a number of runners that people wrote, which may change later: no reason to refuse it."""
+    """Yield a warning about a written number of runners. The number may change later, so it is no refusal."""
     replicas = new.spec.replicas
     if new.spec.phases.mode == "Split" and replicas is not None and replicas < 2:
         yield "phases: mode Split wants a runner for each phase; one that is alone does both"
@@ -191,8 +191,9 @@ def _holder(new: PoolObject | AdapterObject, desired: DesiredState) -> PoolObjec
 
 
 def _gives_way(holder: PoolObject | AdapterObject, new: PoolObject | AdapterObject) -> bool:
-    """Whether the holder of a name gives way: a name that begins with a namespace is that namespace's, whoever was
-    there before (`acceptance`)."""
+    """Return whether the holder of a name gives way: a name with a namespace at its beginning belongs to this namespace
+    (`acceptance`).
+    """
     return (
         isinstance(holder, AdapterObject)
         and isinstance(new, AdapterObject)

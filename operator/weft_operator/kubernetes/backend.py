@@ -58,7 +58,7 @@ class KubernetesBackend:
         self._observe = observe
 
     async def set_status(self, action: SetStatus) -> None:
-        """Replace the whole status of exactly that version."""
+        """Replace the whole status of exactly this version."""
         resource = BY_KIND[action.ref.kind]
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
         body = {
@@ -189,7 +189,7 @@ class KubernetesBackend:
         return obj
 
     async def _unseen(self, action: ApplyChild) -> Object | None:
-        """Look for an object that the plan does not see: watches see only what carries our label, or are late.
+        """Look for an object unseen by the plan: watches see only our label, and may be late.
 
         Of a late one it was not known how much of it runs. Raises StaleWrite.
         """
@@ -200,7 +200,7 @@ class KubernetesBackend:
         return there
 
     async def _look(self, key: ObjectKey) -> Object | None:
-        """Read an object again, and take in what was read."""
+        """Read an object again, and take it into the cache."""
         return (await read_again(self._api, self._cache, key))[0]
 
     async def _write(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **options: Any) -> Object:

@@ -53,7 +53,7 @@ class ObjectCache:
     # ------------------------------------------------------------------------------------------------- from a watch
 
     def put(self, obj: Object) -> bool:
-        """Take in an object that a watch reports. Returns False if that is known, or is a doubt."""
+        """Take an object reported by a watch. Return False if it is known or doubted."""
         key, uid, version = key_of(obj), _uid(obj), resource_version(obj)
         cached = self.find(key)
         if uid in self._deleted_uids:
@@ -72,8 +72,7 @@ class ObjectCache:
         return True
 
     def drop(self, key: ObjectKey, uid: str) -> bool:
-        """Take in a watch's report that the object of that uid is gone, or out of sight. Returns False if that is
-        known, or is a doubt."""
+        """Take the report of a deleted or invisible object with this uid. Return False if it is known or doubted."""
         cached = self.find(key)
         if cached is None or _uid(cached) != uid:
             return False
@@ -135,7 +134,7 @@ class ObjectCache:
             expected[next(iter(expected))] = True
 
     def _is_expected(self, uid: str, version: str | None) -> bool:
-        """Whether a watch reports one of our answers; those before it are not expected any more."""
+        """Return whether a watch reports one of our answers. Earlier answers are no longer expected."""
         expected = self._expected.get(uid, {})
         if version not in expected:
             return False
@@ -158,7 +157,7 @@ class ObjectCache:
         self._call_listeners(stored, deleted=False)
 
     def _forget(self, key: ObjectKey, cached: Object) -> None:
-        """Forget an object that is gone for good."""
+        """Forget an object deleted for good."""
         self._deleted_uids[_uid(cached)] = None
         if len(self._deleted_uids) > GONE_REMEMBERED:
             self._deleted_uids.popitem(last=False)
@@ -176,7 +175,7 @@ class ObjectCache:
 
 
 def strip_unused(obj: Object) -> Object:
-    """Drop from an object what nobody here reads: who manages which field; of pods and nodes all but a few fields."""
+    """Drop unread fields from an object: field managers, and most fields of pods and nodes."""
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     slimmed: dict[str, Any] = {**obj, "metadata": metadata}
     if obj["kind"] == "Pod":

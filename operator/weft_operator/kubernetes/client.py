@@ -88,7 +88,7 @@ class KubeApi:
         await self._client.close()
 
     async def get(self, resource: ResourceKind, namespace: str, name: str) -> Object | None:
-        """Read one object; None when there is none."""
+        """Read one object; None if it does not exist."""
         try:
             return await self.request("GET", resource.path(namespace, name))
         except ObjectNotFound:
@@ -97,7 +97,7 @@ class KubeApi:
     async def pages(
         self, resource: ResourceKind, namespace: str | None, *, selector: str = "", metadata_only: bool = False
     ) -> AsyncIterator[tuple[Object, ...]]:
-        """List objects in chunks, all of one consistent version. At least one page, also of nothing.
+        """List objects in chunks of one consistent version. Yield at least one page, even if empty.
 
         Raises ApiFailed with status 410 when the list takes so long that the server forgets its version.
         """
@@ -123,7 +123,7 @@ class KubeApi:
         accept: str = "application/json",
         timeout_s: float = READ_S,
     ) -> Any:
-        """Make one request. Raises ObjectNotFound, VersionConflict, AlreadyExists, ApiFailed, ApiUnreachable."""
+        """Make an HTTP request. Raises ObjectNotFound, VersionConflict, AlreadyExists, ApiFailed, ApiUnreachable."""
         headers = {"Accept": accept, "Content-Type": content_type}
         try:
             async with asyncio.timeout(timeout_s):

@@ -66,7 +66,7 @@ def _kind(schema: Schema) -> str | None:
 
 
 def _lacking(path: str, wanted: Schema, there: Schema) -> Iterator[str]:
-    """Yield the outermost fields that are wanted and not there."""
+    """Yield the outermost missing fields of the schema."""
     if there.get("x-kubernetes-preserve-unknown-fields"):
         return
     fields: Schema = there.get("properties") or {}

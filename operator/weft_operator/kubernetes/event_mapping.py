@@ -38,7 +38,7 @@ class EventMapper:
         self._pools: dict[ObjectKey, Ref] = {}
 
     def connect(self, cache: ObjectCache) -> None:
-        """Pass on what pools own, and every change from now on. Adapters and pools were loaded before."""
+        """Pass on children of pools, and every later change. Adapters and pools were loaded before."""
         for obj in _owned(cache):
             self.on_event(obj, False)
         cache.listen(self.on_event)
@@ -68,7 +68,7 @@ class EventMapper:
 
 
 def owner_of(obj: Object) -> Ref | None:
-    """The pool that an object says it is controlled by; None: it is somebody else's, whatever its labels say."""
+    """Return the pool in the controller reference of an object; None for a foreign object, whatever its labels."""
     metadata = obj["metadata"]
     for owner in metadata.get("ownerReferences") or ():
         if owner.get("controller") and owner.get("kind") == "ServingPool":
@@ -97,14 +97,14 @@ LEAVING_TAINTS = frozenset(
 
 
 def is_unschedulable(node: Object) -> bool:
-    """Whether a node takes no new pods, and is about to lose those that it has."""
+    """Return whether a node takes no new pods, and will soon lose its pods."""
     spec = node["spec"]
     taints = [taint["key"] for taint in spec.get("taints") or () if taint["effect"] != "PreferNoSchedule"]
     return bool(spec.get("unschedulable")) or not LEAVING_TAINTS.isdisjoint(taints)
 
 
 def _drained_from(pod: Object) -> str:
-    """The node whose drain a pod leaves; "" if the pod tolerates such nodes: its next one might be placed there."""
+    """Return the node whose drain a pod leaves; "" if the pod tolerates such nodes: its successor could land there."""
     spec = pod.get("spec") or {}
     tolerated = {toleration.get("key") for toleration in spec.get("tolerations") or ()}
     return "" if tolerated & {None, "", *LEAVING_TAINTS} else spec.get("nodeName") or ""

@@ -179,7 +179,7 @@ class Manager:
         return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
 
     def _take_in(self, obj: Object, deleted: bool) -> None:
-        """Take in a change for admission, which judges by all objects. A leader's controller has its own way."""
+        """Take a change for admission, which judges by all objects. A leader's controller takes changes separately."""
         if obj["kind"] not in OWN_KINDS or self._leader.controls:
             return
         key = key_of(obj)
@@ -234,7 +234,7 @@ async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 def _failure(tasks: list[asyncio.Task[None]]) -> BaseException | None:
-    """Log the first part that ended by itself, and return what it ended with."""
+    """Log the first part that ended by itself, and return its error."""
     for task in tasks:
         if task.done() and not task.cancelled():
             error = _innermost(task.exception() or RuntimeError(f"{task.get_name()} has ended"))
@@ -290,7 +290,7 @@ class Leader:
             tasks.create_task(self._control(term), name="control")
 
     async def _control(self, term: int) -> None:
-        """Run the planner, from all that is known now: at least all that leaders before have written."""
+        """Run the planner from the present knowledge, which includes all writes of earlier leaders."""
         await self._until_current()
         depot = DepotClient(self._settings.depot, self._tls)
         reports = _Reports()

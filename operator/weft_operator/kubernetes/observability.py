@@ -57,7 +57,7 @@ class Metrics:
         self.reconcile_seconds.labels(kind).observe(seconds)
 
     def wrote(self, action: str) -> None:
-        """Count a write that the API server has taken."""
+        """Count a write accepted by the API server."""
         self.writes.labels(action).inc()
 
     def api_wrote(self, method: str, seconds: float) -> None:

@@ -58,7 +58,7 @@ Identities = Mapping[ObjectKey, tuple[str, str | None]]  # uid and version of ea
 
 
 def missed(listed: Identities, previous: Identities, now: Identities) -> list[ObjectKey]:
-    """Find what differs between a list and what was known before it, and no watch has reported since."""
+    """Find the differences between a list and the earlier cache, without later reports of watches."""
     differing = [key for key in (*previous, *(listed.keys() - previous.keys())) if listed.get(key) != previous.get(key)]
     return [key for key in differing if now.get(key) == previous.get(key)]
 
@@ -75,7 +75,7 @@ async def read_again(api: KubeApi, cache: ObjectCache, key: ObjectKey) -> tuple[
 
 
 def is_in_sight(obj: Object) -> bool:
-    """Whether a watch reports such an object."""
+    """Return whether a watch reports such an object."""
     is_watched = any(obj["kind"] == resource.kind for resource in (*WATCHED, NODES))
     return is_watched or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
 
@@ -89,7 +89,7 @@ class WatchHealth:
     late_in_a_row: dict[WatchScope, int] = field(default_factory=dict[WatchScope, int])
 
     def report_late(self, scope: WatchScope, late: int) -> None:
-        """Note that a watch was late with `late` objects."""
+        """Record that a watch was late with `late` objects."""
         self.late_in_a_row[scope] = self.late_in_a_row.get(scope, 0) + 1 if late else 0
 
     def trouble(self, now: float) -> str | None:
@@ -104,7 +104,7 @@ class WatchHealth:
 
 
 class CacheAudit:
-    """An audit of one cache by lists. `on_late` gets the number of objects of a resource that a watch missed."""
+    """An audit of one cache by lists. `on_late` gets the number of missed objects of a resource."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class CacheAudit:
             log.warning("resync failed", extra=kv(error=str(error)))
 
     async def settle_doubts(self) -> None:
-        """Read what the cache is in doubt about. Until cancelled."""
+        """Read the doubted objects of the cache. Runs until cancelled."""
         while True:
             key = await self._doubts.get()
             self._doubtful.discard(key)

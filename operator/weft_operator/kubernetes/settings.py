@@ -49,7 +49,7 @@ def _listed(pattern: str, names: str) -> AfterValidator:
 
 
 class Settings(ProcessSettings):
-    """Brings a cluster to what LoRAAdapters and ServingPools say. Several replicas may run; one leads.
+    """Brings a cluster to the state in LoRAAdapters and ServingPools. Several replicas may run; one replica leads.
 
     Each flag can also be set as WEFT_OPERATOR__NAME in the environment; a flag wins.
     """
@@ -96,12 +96,12 @@ class Settings(ProcessSettings):
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """The namespaces that pools may live in."""
+        """The namespaces in which pools are allowed."""
         return tuple(self.pool_namespaces.split(","))
 
     @property
     def shared_folders(self) -> SharedFolders:
-        """The folders that pools may name in modelCache."""
+        """The folders allowed in modelCache of pools."""
         paths, claims = (
             value.split(",") if value else () for value in (self.model_cache_paths, self.model_cache_claims)
         )

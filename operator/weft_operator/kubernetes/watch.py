@@ -31,7 +31,7 @@ OnGone = Callable[[ObjectKey, str], Any]
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """A store that keeps nothing, for handlers of events alone: kopf would copy each object to compare it later."""
+    """A store without content, for handlers of events: kopf would copy each object to compare it later."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -82,7 +82,7 @@ class KubernetesWatches:
     async def _run(
         self, name: str, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, **options: Any
     ) -> None:
-        """Run one of kopf's operators until cancelled.
+        """Run a kopf operator until cancelled.
 
         It is not `kopf.operator()`: that one cancels every task of the loop that is younger than itself when it ends.
         Raises WatchEnded.
@@ -136,7 +136,7 @@ class KubernetesWatches:
 
 
 class Connection(kopf.ConnectionInfo):
-    """A connection to the API server, whoever issued its certificate."""
+    """A connection to the API server, for certificates of any issuer."""
 
     def as_ssl_context(self) -> ssl.SSLContext:
         return accept_private_authorities(super().as_ssl_context())
@@ -156,7 +156,7 @@ def watch_only_settings(selected: Collection[ResourceKind]) -> kopf.OperatorSett
 
 
 def silence_kopf_logs() -> None:
-    """Silence kopf, which logs every handled event at INFO."""
+    """Silence kopf, which logs every event at INFO."""
     for name in ("kopf", "kopf.objects", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -41,7 +41,7 @@ OnRunner = Callable[[Ref, int, RunnerProcess | None], None]
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """The settings that runners of this machine have in common."""
+    """The common settings of this machine's runners."""
 
     data_dir: Path
     supervisor: str  # host:port
@@ -182,7 +182,7 @@ def component_name(pool: Ref, index: int) -> str:
 
 
 def runner_name(pool: Ref, index: int) -> str:
-    """The name of a runner's folder. A namespace has no dot, so this is one to one."""
+    """Return the name of a runner's folder. Namespaces have no dot, so names are unique."""
     return f"{pool.namespace}.{pool.name}-{index}"
 
 

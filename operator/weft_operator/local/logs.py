@@ -35,7 +35,7 @@ class LogFile:
         return self._path
 
     def write(self, data: bytes) -> None:
-        """Append data, and hand it to whoever follows. Never raises."""
+        """Append data, and hand it to the followers. Never raises."""
         try:
             fd = self._opened() if self._fd is None else self._fd
             if self._size + len(data) > self._limit_bytes and self._size:
@@ -64,7 +64,7 @@ class LogFile:
             follower.put(None)
 
     def tail(self, lines: int | None) -> list[str]:
-        """Read the last lines; None: all that is kept."""
+        """Read the last lines; None: all kept lines."""
         return last_lines(self._path, lines)
 
     @contextmanager
@@ -95,7 +95,7 @@ class LogFile:
 
 
 def last_lines(path: Path, lines: int | None) -> list[str]:
-    """Read the last lines of a log file, from the old one too where the new one is short; None: all of both."""
+    """Read the last lines of a log file, from the old file too if the new file is short; None: all of both."""
     tail: deque[str] = deque(maxlen=lines)
     for part in (_old(path), path):
         if part.exists():
@@ -109,7 +109,7 @@ def _old(path: Path) -> Path:
 
 
 class Follower:
-    """A buffer of what one follower has not read yet, bounded. `get()` is None at the end."""
+    """A bounded buffer of lines unread by a follower. `get()` is None at the end."""
 
     def __init__(self) -> None:
         self._pending: deque[bytes | None] = deque()

@@ -88,7 +88,7 @@ class ObjectStore:
         return "configured", self._put("MODIFIED", {**previous, "metadata": metadata, "spec": manifest["spec"]})
 
     def set_status(self, ref: Ref, uid: str, resource_version: str, status: Object) -> Object:
-        """Replace the status of exactly that version. Raises StaleWrite when there is a newer one, or none."""
+        """Replace the status of exactly this version. Raises StaleWrite if the object is newer or absent."""
         previous = self._fenced(ref, uid, resource_version)
         return self._put("MODIFIED", {**previous, "metadata": dict(previous["metadata"]), "status": status})
 

@@ -89,7 +89,7 @@ class Durable:
                 self._settle(version, None)
 
     def flush(self) -> None:
-        """Write now what is not yet written. Raises OSError."""
+        """Write all unwritten changes now. Raises OSError."""
         self._write(*self._snapshot())
 
     def _write(self, version: int, lines: list[bytes]) -> None:
@@ -141,8 +141,7 @@ FILE = "file-root"
 
 
 def settle_file_root(data_dir: Path, file_root: Path | None) -> Path | None:
-    """Choose the folder that was named now, and keep it for the next start; else the one that was kept. Raises
-    FileRootGone."""
+    """Choose the named folder and keep it for the next start, or else the kept folder. Raises FileRootGone."""
     path = data_dir / FILE
     if file_root is not None:
         write_atomically(path, os.fsencode(file_root.absolute()))

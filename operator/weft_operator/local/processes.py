@@ -38,7 +38,7 @@ Phase = Literal["Starting", "Ready", "NotReady", "Backoff", "Stopping", "Stopped
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run. `probe` is the (host, port) whose `/readyz` says when it is ready; None: ready when started."""
+    """A program to run. `probe`: the (host, port) whose `/readyz` reports readiness; None: ready when started."""
 
     name: str
     argv: tuple[str, ...]
@@ -93,7 +93,7 @@ class ChildProcess:
         self._stop.set()
 
     def replace(self, program: Program) -> None:
-        """End the present program and run this one instead."""
+        """End the present program and run this program instead."""
         self._program = program
         self._replace.set()
 
@@ -227,6 +227,6 @@ async def not_ready(host: str, port: int) -> str | None:
 
 
 def _kill(child: asyncio.subprocess.Process) -> None:
-    """Kill the whole process group: nothing that it started stays."""
+    """Kill the whole process group, with all its children."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

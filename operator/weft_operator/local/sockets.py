@@ -71,7 +71,7 @@ class PortSource:
 
 
 def require_free(host: str, port: int, flag: str) -> None:
-    """Check that an address can be listened on. Raises PortInUse."""
+    """Check that the address is free to listen on. Raises PortInUse."""
     if not _is_free(host, port):
         raise PortInUse(f"port {port} on {host} is in use: stop what listens there, or choose another with {flag}")
 

@@ -89,7 +89,7 @@ class Stack:
         self._listeners.append(progress)
 
     async def run(self) -> None:
-        """Run everything that goes on while the stack is up; ends with the first part that fails."""
+        """Run all parts of the stack. It ends with the first failing part."""
         for program in component_programs(self.options, self.addresses):
             self._start(program)
         api = LocalApi(
