@@ -153,8 +153,8 @@ class KeyController(Loop):
             served=served,
             secret=await self._secrets.read(key) if served and not meta.deleting else NOT_READ,
             is_known=self._has_list and uid not in self._unsure,
-            declared=next((one for one in declared if not one.revoked), None),
-            revoked=frozenset(one.declaration.key_hash for one in declared if one.revoked),
+            declared=next((entry for entry in declared if not entry.revoked), None),
+            revoked=frozenset(entry.declaration.key_hash for entry in declared if entry.revoked),
             refused_hash=self._refused_hash.get(uid, ""),
             refused=self._refused.get(meta.ref, ""),
         )
@@ -194,5 +194,5 @@ class KeyController(Loop):
 
     def _replace(self, owner: str, key: SupervisorKey | None) -> None:
         """Record the owner's key in force, if any. Keys revoked by a person stay recorded."""
-        revoked = [one for one in self._declared.get(owner, []) if one.revoked]
+        revoked = [entry for entry in self._declared.get(owner, []) if entry.revoked]
         self._declared[owner] = [*revoked, key] if key else revoked

@@ -109,8 +109,10 @@ def adapter_view(adapter: AdapterObject, state: ClusterState, now: float) -> Ada
     canary, retained = None, None
     if (canary_spec := adapter.spec.canary) and pool and base:
         source = as_adapter(adapter, canary_spec)
-        asked, counts = adapter_request(source, pool, base), report.canary if report else None
-        canary = canary_view(adapter, canary_spec, asked, _resolution(source, asked, state), serving, counts, now)
+        canary_request, counts = adapter_request(source, pool, base), report.canary if report else None
+        canary = canary_view(
+            adapter, canary_spec, canary_request, _resolution(source, canary_request, state), serving, counts, now
+        )
         stays = serving is not None and serving.pool != adapter.pool  # in the pool that it moves away from
         serving = canary.content if canary.phase == "Promoted" and not stays else serving
     elif request is not None:

@@ -179,9 +179,9 @@ def _deployment(
             drain_s=pool.spec.drain_seconds,
         ),
     }
-    own = {GROUP_LABEL: group.name}
+    group_label = {GROUP_LABEL: group.name}
     name, notes = child_name(meta.ref.name, group.name), revision_of(pool, base_digest, defaults).annotations
-    return _child(meta, "apps/v1", "Deployment", name, own, {"spec": spec}, notes)
+    return _child(meta, "apps/v1", "Deployment", name, group_label, {"spec": spec}, notes)
 
 
 def _ranks_service(pool: Ref) -> Json:

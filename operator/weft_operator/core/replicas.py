@@ -142,8 +142,8 @@ def plan_children(
         ]
     free = [child for child in intended if child.key in owned or child.key not in live]
     failures, foreign = state.expectations.apply_failures.get(ref, {}), state.observed.foreign.get(ref, {})
-    adopted = {key: other.obj for key, other in foreign.items() if is_adoptable(other.obj, pool.meta)}
-    taken_names = {key for key, other in foreign.items() if key not in adopted and now < other.again_at}
+    adopted = {key: child.obj for key, child in foreign.items() if is_adoptable(child.obj, pool.meta)}
+    taken_names = {key for key, child in foreign.items() if key not in adopted and now < child.again_at}
     orders += [
         ApplyChild(ref, child, resource_version(live.get(child.key) or adopted.get(child.key)))
         for child in free
@@ -232,7 +232,7 @@ def deadlines(ref: Ref, state: ClusterState) -> list[float]:
     times = [state.expectations.published_at[ref] + ANSWER_S] if ref in state.expectations.published_at else []
     uids = {pod.uid for pod in state.observed.pods.get(ref, {}).values()}
     times += [failure.again_at for failure in state.expectations.apply_failures.get(ref, {}).values()]
-    times += [other.again_at for other in state.observed.foreign.get(ref, {}).values()]
+    times += [child.again_at for child in state.observed.foreign.get(ref, {}).values()]
     return times + [at + SEEN_S for uid, (_, at) in state.expectations.deletion_costs.items() if uid in uids]
 
 

@@ -205,8 +205,8 @@ def _groups(spec: ServingPoolSpec, stored: Object) -> tuple[Group, ...]:
     """Read the groups. `stored`: the spec as it is written, whose templates go into pods as they are."""
     default: Object = stored.get("template") or {}
     templates = (group.get("template", default) for group in stored.get("runnerGroups") or ())
-    given = tuple(
+    groups = tuple(
         Group(group.name, template, group.min_runners, group.max_runners, group.phase)
         for group, template in zip(spec.runner_groups or (), templates, strict=True)
     )
-    return given or (Group(DEFAULT_GROUP, default),)
+    return groups or (Group(DEFAULT_GROUP, default),)

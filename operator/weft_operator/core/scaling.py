@@ -95,7 +95,7 @@ def counts_apart(pool: PoolObject) -> bool:
 
 def counted_together(pool: PoolObject, group: str) -> set[str]:
     """Return the groups of a pool that the scheduler counts together with this group."""
-    is_separate, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
+    is_separate, phases = counts_apart(pool), {member.name: member.phase for member in pool.groups}
     return {name for name, phase in phases.items() if name != group and not (is_separate and phase != phases[group])}
 
 

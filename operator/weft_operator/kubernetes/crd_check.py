@@ -55,8 +55,8 @@ def missing_fields(document: Mapping[str, Any]) -> list[str]:
     lacking = list[str]()
     for crd in crds().values():
         kind, (version,) = crd["spec"]["names"]["kind"], crd["spec"]["versions"]
-        wanted = version["schema"]["openAPIV3Schema"]
-        lacking += _lacking(kind, wanted, there.get(kind, {}))
+        expected = version["schema"]["openAPIV3Schema"]
+        lacking += _lacking(kind, expected, there.get(kind, {}))
     return lacking
 
 
@@ -65,17 +65,17 @@ def _kind(schema: Schema) -> str | None:
     return next((str(kind["kind"]) for kind in named if (kind["group"], kind["version"]) == (GROUP, VERSION)), None)
 
 
-def _lacking(path: str, wanted: Schema, there: Schema) -> Iterator[str]:
+def _lacking(path: str, expected: Schema, there: Schema) -> Iterator[str]:
     """Yield the outermost missing fields of the schema."""
     if there.get("x-kubernetes-preserve-unknown-fields"):
         return
     fields: Schema = there.get("properties") or {}
-    for name, schema in (wanted.get("properties") or {}).items():
+    for name, schema in (expected.get("properties") or {}).items():
         if name in fields:
             yield from _lacking(f"{path}.{name}", schema, fields[name])
         else:
             yield f"{path}.{name}"
     for container in ("items", "additionalProperties"):
-        if isinstance(wanted.get(container), Mapping):
+        if isinstance(expected.get(container), Mapping):
             inner: Any = there.get(container)
-            yield from _lacking(f"{path}[]", wanted[container], inner if isinstance(inner, Mapping) else {})
+            yield from _lacking(f"{path}[]", expected[container], inner if isinstance(inner, Mapping) else {})

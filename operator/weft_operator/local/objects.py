@@ -142,15 +142,15 @@ class ObjectStore:
         return [self._history[i] for i in range(len(self._history) - missed, len(self._history))]
 
     def _created(self, manifest: Object) -> Object:
-        given = manifest["metadata"]
-        if "uid" in given or "resourceVersion" in given:
+        fields = manifest["metadata"]
+        if "uid" in fields or "resourceVersion" in fields:
             raise LocalConflict(
                 f"{manifest['kind']} {ref_of(manifest)} does not exist, but the manifest names a version of it"
             )
         metadata = {
-            "name": given["name"],
-            "namespace": given["namespace"],
-            **{name: given[name] for name in OWN_METADATA if given.get(name)},
+            "name": fields["name"],
+            "namespace": fields["namespace"],
+            **{name: fields[name] for name in OWN_METADATA if fields.get(name)},
             "uid": str(uuid.uuid4()),
             "creationTimestamp": self._now(),
             "generation": 1,
