@@ -315,7 +315,7 @@ def test_a_name_may_be_typed_in_any_way(applied: Any, capfd: pytest.CaptureFixtu
         assert "-n names another namespace" in err
     code, _, err = run(capfd, "logs", name)
     assert code == 1
-    assert f"there is no component {shown!r}" in err
+    assert f"unknown component {shown!r}" in err
     assert "-n names" not in err
 
 
