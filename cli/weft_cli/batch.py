@@ -268,7 +268,7 @@ def _explain(errors: Path) -> None:
 
 
 def _error_of(line: dict[str, Any]) -> tuple[str, str, str]:
-    """Read custom_id, code and message of a failed line: its own error, or that of its response."""
+    """Read custom_id, code and message of a failed line, from the line or from its response."""
     response = line.get("response") or {}
     error = line.get("error") or (response.get("body") or {}).get("error") or {}
     code = error.get("code") or f"status {response.get('status_code')}"

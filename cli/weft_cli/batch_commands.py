@@ -95,7 +95,7 @@ def batch_get(
     url: GatewayUrl = None,
     key: Key = None,
 ) -> None:
-    """Show everything about one batch, as the API gives it."""
+    """Show everything about one batch, as returned by the API."""
     from weft_cli.batch import BatchApiClient
 
     if output not in ("json", "yaml"):

@@ -81,7 +81,9 @@ class ChatSession:
                 self._interrupted = self._turn(text)
 
     def _turn(self, text: str) -> bool:
-        """One question and its answer; True when it was interrupted. What got no answer leaves the conversation."""
+        """Send one question and show its answer. Return True after an interruption. Unanswered questions leave the
+        conversation.
+        """
         conversation = [*self.messages, {"role": "user", "content": text}]
         pieces: list[str] = []
         try:
@@ -113,7 +115,7 @@ def show(http: httpx2.Client, model: Model, messages: list[Message], pieces: lis
 
 
 class Reply:
-    """One answer; `reason` is why it ended, once it has."""
+    """One answer. `reason` is its finish reason, at the end."""
 
     def __init__(self, http: httpx2.Client, model: Model, messages: list[Message]) -> None:
         self._http, self._model, self._messages = http, model, messages
@@ -175,7 +177,7 @@ def _line(prompt: str) -> str:
 
 
 def _write(piece: str) -> None:
-    """Write text as it is where a program reads it; for people, escape what no terminal should get."""
+    """Write text unchanged for programs. For people, escape control characters."""
     if sys.stdout.isatty():
         say(piece, end="")
     else:

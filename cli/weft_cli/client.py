@@ -120,7 +120,7 @@ def request(
     content_type: str = "application/json",
     timeout_s: float | None = TIMEOUT_S,
 ) -> Generator[http.client.HTTPResponse]:
-    """Make one request over a unix socket. Raises OSError, HTTPException, CommandError for an answer that refuses."""
+    """Make one request over a unix socket. Raises OSError, HTTPException, CommandError for a refusal."""
     connection = _UnixConnection(path_of_socket, timeout_s)
     try:
         content = None if body is None else json.dumps(body).encode()

@@ -58,7 +58,7 @@ def demo_folder() -> Path:
 
 
 def demo_manifests(folder: Path) -> list[Path]:
-    """The quickstart's manifests; its questions lie beside them."""
+    """Return the quickstart's manifests, stored next to its questions."""
     return sorted(folder.glob("*.yaml"))
 
 
@@ -80,7 +80,7 @@ def with_keys(questions: Sequence[Question], keys: Mapping[str, str]) -> list[Qu
 
 
 async def until_open(url: str, keys: Iterable[str]) -> None:
-    """Wait until the gateway takes these keys, which are made elsewhere. Raises CommandError after KEYS_S."""
+    """Wait until the gateway accepts these keys, made elsewhere. Raises CommandError after KEYS_S."""
     async with httpx2.AsyncClient(base_url=url, timeout=KEYS_S, trust_env=False) as http:
         try:
             async with asyncio.timeout(KEYS_S):

@@ -25,7 +25,7 @@ class BadInput(CommandError):
 
 
 class NotThere(CommandError):
-    """The controller has nothing under that name."""
+    """The controller has no object with this name."""
 
 
 class Changed(CommandError):
@@ -33,4 +33,4 @@ class Changed(CommandError):
 
 
 class NotRunning(CommandError):
-    """No controller answers in that data directory."""
+    """No controller answers in this data directory."""

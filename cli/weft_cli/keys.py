@@ -19,7 +19,7 @@ UNITS = {"h": 3_600, "d": 86_400, "w": 7 * 86_400}
 
 @dataclass(frozen=True, slots=True)
 class CreatedKey:
-    """The purpose of a key that is to be made."""
+    """The purpose of a new key."""
 
     namespace: str
     note: str

@@ -34,7 +34,7 @@ class Kubectl:
         self._command = [*_tied(), path, *flags]
 
     def run(self, *arguments: str) -> str:
-        """Run one command and return its output."""
+        """Run a command and return its output."""
         done = subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode:
             raise CommandError(_reason(done.stderr) or f"kubectl {arguments[0]}: exit code {done.returncode}")
@@ -61,7 +61,7 @@ class Kubectl:
 
     @contextmanager
     def _started(self, arguments: Sequence[str], ready: str) -> Generator[re.Match[str]]:
-        """Start a child, and wait until it has printed a line that matches; it is ended behind the caller.
+        """Start a child, and wait for a matching line. The child ends with the caller's block.
 
         It has a process group of its own: Ctrl-C is for this command, which may go on after it.
         """
@@ -90,7 +90,7 @@ class Kubectl:
 
 
 def _read(stdout: IO[str], lines: "queue.SimpleQueue[str]") -> None:
-    """Hand the first line to whoever waits for it, "" at the end; drop the others, so that the pipe never fills."""
+    """Hand the first line to the waiting caller, "" at the end. Drop later lines, so that the pipe never fills."""
     with contextlib.suppress(ValueError):  # closed behind the child
         lines.put(stdout.readline())
         for _ in stdout:

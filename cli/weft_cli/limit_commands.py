@@ -74,7 +74,7 @@ def limit_delete(
 @limit_app.command("list")
 @on_stack
 def limit_list(stack: "StackClient", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
-    """List every limit, and which quotas are used up today."""
+    """List every limit, and the quotas used up today."""
     from weft_cli.limits import list_limits
 
     list_limits(stack.supervisor(address, tls_dir))
@@ -94,7 +94,7 @@ def usage(
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Show the requests and tokens that namespaces used: `weft usage --since 7d --by day,namespace --csv`."""
+    """Show the requests and tokens of namespaces: `weft usage --since 7d --by day,namespace --csv`."""
     from weft_cli.limits import usage as run
 
     run(stack.supervisor(address, tls_dir), since, by, namespace, as_csv=as_csv)

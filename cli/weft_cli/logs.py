@@ -25,7 +25,7 @@ def logs(controller: ControllerClient, component: str | None, tail: int | None, 
 
 
 def status(controller: ControllerClient) -> None:
-    """Print every component, and where the API is."""
+    """Print every component, and the address of the API."""
     stack = controller.stack()
     rows = [
         (

@@ -342,7 +342,7 @@ def top(
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Show what runners, pools and adapters do now: batch, tokens a second, free pages, who waits.
+    """Show the present work of runners, pools and adapters: batch, tokens per second, free pages, waiting requests.
 
     - `weft top`  a table that follows; q or Ctrl-C ends it
 
@@ -543,7 +543,7 @@ def families(
         str | None, typer.Option("--output", "-o", help="wide: also architectures, ropes, what differs.")
     ] = None,
 ) -> None:
-    """List the families of base models that are served, and the modules that their adapters may change.
+    """List the served families of base models, and the modules that adapters may change.
 
     - `weft families`  names of models, modules of adapters, sizes that were tried; and what is exact to what
 
@@ -619,7 +619,7 @@ def conformance(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     key: Key = None,
 ) -> int:
-    """Check what a server of LoRA adapters promises: of Weft, vLLM or any other with OpenAI's completions.
+    """Check the promises of a LoRA server: Weft, vLLM or any server with OpenAI's completions.
 
     - `weft conformance`  this machine's stack
 

@@ -118,7 +118,7 @@ def to_delete(paths: Sequence[Path]) -> list[Object]:
 
 
 def named(plural: str, namespace: str, names: Sequence[str]) -> list[Object]:
-    """Make objects of what a person typed, which may be no text: then it is no object's name either."""
+    """Make objects of typed names. Invalid text is not an object's name either."""
     metas = [{"namespace": _text(namespace), "name": _text(name)} for name in names]
     return [{"kind": KINDS[plural], "metadata": meta} for meta in metas]
 

@@ -47,7 +47,7 @@ def report(searches: Searches, plans: Plans, helping: Sequence[Change]) -> list[
 
 
 def as_json(searches: Searches, plans: Plans, helping: Sequence[Change]) -> dict[str, Any]:
-    """Gather everything that the report is made of. One rank has `plan`, a pipeline `plans` by stage and `pipeline`."""
+    """Gather the contents of the report. One rank has `plan`, a pipeline `plans` by stage and `pipeline`."""
     first = searches[0]
     of_plans = {"plan": asdict(plans[0])} if len(plans) == 1 else {
         "plans": {str(stage): asdict(plan) for stage, plan in plans.items()},
@@ -108,7 +108,7 @@ def _bound(search: PolicySearch, plan: OffloadPlan) -> str:
 
 
 def _used(plan: OffloadPlan) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each tier that holds something."""
+    """Yield a row for each tier with content."""
     for tier in MemoryTier:
         used, budget = plan.usage[tier], plan.budgets.of(tier)
         if used.total or tier is MemoryTier.DEVICE:

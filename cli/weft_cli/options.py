@@ -163,7 +163,9 @@ def checked_origins(origins: list[str] | None, *, auth: bool) -> tuple[str, ...]
 
 
 def running_data_dir(data_dir: Path | None) -> Path:
-    """The data directory of commands for a stack: without a flag the one that runs, `weft up` before `weft serve`."""
+    """Return the data directory for commands of a stack: the flag's, or else the running one, `weft up` before `weft
+    serve`.
+    """
     description = "stack.json"
     if data_dir is None and not (data_root() / description).exists() and (serve_root() / description).exists():
         return serve_root().absolute()
@@ -192,7 +194,7 @@ def located(
     kubeconfig: Kubeconfig = None,
     system_namespace: SystemNamespace = "weft-system",
 ) -> "StackClient":
-    """Find the stack in that cluster; without a cluster that of the data directory."""
+    """Find the stack in this cluster, or without a cluster the stack of the data directory."""
     if context is None and kubeconfig is None and not is_plugin():
         from weft_cli.stack import LocalStack
 
@@ -205,7 +207,7 @@ def located(
 
 
 def names_of(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete names of objects of the kind that stands before. Without a stack that answers there are none."""
+    """Complete names of objects of the kind typed before. Without an answering stack there are none."""
     params = context.params
     location = {name: params[name] for name in inspect.signature(located).parameters if params.get(name) is not None}
     try:

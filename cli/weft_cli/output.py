@@ -59,7 +59,7 @@ def headers(kind: str, *, wide: bool) -> tuple[str, ...]:
 
 
 def row(obj: Object, now: float, *, wide: bool) -> tuple[str, ...]:
-    """Make an object's cells under these headers."""
+    """Make an object's cells for these headers."""
     return (obj["metadata"]["name"], *(_cell(obj, column, now) for column in columns_of(obj["kind"], wide=wide)))
 
 

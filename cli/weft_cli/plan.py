@@ -178,7 +178,7 @@ def _workload(load: "ScenarioLoad") -> Any:
 
 
 def _problem(plan: "PlanScenario", model: Any, workload: Any, requests: int, seed: int) -> Any:
-    """Make the problem that the planner solves. Raises BadInput."""
+    """Make the planner's problem from the scenario. Raises BadInput."""
     from weft_sim.planning.cluster import Rules
     from weft_sim.planning.search import PlanningProblem
     from weft_sim.planning.workload import BadWorkload

@@ -90,7 +90,7 @@ def request_of(manifest: Mapping[str, Any], sequences: Sequences) -> RunnerReque
 
 
 def executor_of(manifest: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
-    """The executor of a runner: a GPU where its template limits one, unless only the cpu executor has a format."""
+    """Return the executor of a runner: a GPU if its template limits one, unless only the cpu executor has a format."""
     template, offload = manifest["spec"].get("template") or {}, offload_of(manifest)
     limits = (template.get("resources") or {}).get("limits") or {}
     only_cpu = offload.get("kv") == "int4" or offload.get("weights") == "int8" or _sparse(manifest)
@@ -102,7 +102,7 @@ def _sparse(manifest: Mapping[str, Any]) -> bool:
 
 
 def offload_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`spec.memory.offload` of a pool that offloads. Raises BadInput."""
+    """Return `spec.memory.offload` of an offload pool. Raises BadInput."""
     if offload := (manifest["spec"].get("memory") or {}).get("offload"):
         return offload
     raise BadInput("the pool does not offload", "spec.memory.offload: {deviceBytes: 4Gi, diskPath: /PATH}")
@@ -130,8 +130,7 @@ def read_rates(path: Path) -> MachineRates:
 
 
 def measured_rates(manifest: Mapping[str, Any], model: str | None) -> MachineRates:
-    """Measure this machine, at the pool's diskPath; on its GPU where the pool's runners have one. Raises
-    CommandError."""
+    """Measure this machine at the pool's diskPath, with its GPU if the pool's runners use one. Raises CommandError."""
     from weft_kernels.cpu.errors import NativeUnavailable
     from weft_runner.model.cpu.machine_rates import measure_rates
 
@@ -153,7 +152,7 @@ def write_rates(rates: MachineRates, path: Path) -> None:
 
 
 def find(searches: Searches) -> tuple[dict[int, OffloadPlan], list[Change]]:
-    """Find the plans, and what each change alone would bring, the best first. Raises CommandError."""
+    """Find the plans, and the gain of each single change, the best first. Raises CommandError."""
     changed = dict(_changes(searches))
     try:
         plans, *alternatives = solve_each([searches, *changed.values()])

@@ -87,7 +87,7 @@ class Objectives(ApiModel):
 
 
 class HardwareChoice(ApiModel):
-    """The hardware that runners may be made of."""
+    """The hardware from which runners may be made."""
 
     table: Place | None = None
     """A table of prices and power of your own (TOML). It defaults to A100, H100 and H200."""
@@ -100,7 +100,7 @@ class HardwareChoice(ApiModel):
 
 
 class PlanScenario(ApiModel):
-    """A scenario: what is to be served, how well and on what. Paths are from the scenario's folder on."""
+    """A scenario: the workload, its objectives and the hardware. Paths are relative to the scenario's folder."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -58,7 +58,7 @@ class ProgressTask:
 
 
 class Progress:
-    """A line for each thing that gets somewhere, a bar for what takes long; in colour on a terminal."""
+    """A line for each state of a task, and a bar for long tasks; in colour on a terminal."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

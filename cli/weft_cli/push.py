@@ -26,7 +26,7 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The publication of a content: the adapter that has it, and on which condition."""
+    """The publication of a content: its adapter and its condition."""
 
     namespace: str
     name: str

@@ -46,7 +46,7 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures that a runner measured of itself at start."""
+    """The figures measured by a runner at its start."""
 
     best_batch: int  # sequences; 0: it was told not to measure
     step_ms_1: float
@@ -95,7 +95,7 @@ class RunnerRow:
 
     @property
     def called(self) -> str:
-        """The runner's name, such as its pod's; the head of its uuid where it gave itself none."""
+        """Return the runner's name, such as its pod's, or the head of its uuid without a name."""
         return self.name or head_of(self.uuid)
 
     def is_called(self, text: str) -> bool:
@@ -158,7 +158,7 @@ def _reported(supervisor: SupervisorClient) -> list[tuple[Any, RunnerBook]]:
 
 
 def ask(supervisor: SupervisorClient, call: Callable[[Any], Any]) -> Any:
-    """Make one call of the Admin service. Raises CommandError, BadInput for what the supervisor does not take."""
+    """Make a call of the Admin service. Raises CommandError, BadInput for a value refused by the supervisor."""
     return _ask_at(supervisor.addresses[0], supervisor.certificate, call)
 
 

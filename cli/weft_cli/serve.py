@@ -121,7 +121,7 @@ def serve(
 
 
 def parse(request: ServeRequest) -> ServedModels:
-    """Read the command line. A folder below `--adapters` that cannot be served stops no other. Raises BadInput."""
+    """Read the command line. An unservable folder below `--adapters` stops no further folder. Raises BadInput."""
     if (request.model is None) == (request.file is None):
         raise BadInput("what is to be served?", "either MODEL, or -f with the manifest of a ServingPool")
     if request.name and request.file:
@@ -166,7 +166,7 @@ def _from_root(value: Any, folder: Path) -> Any:
 
 
 def _source_of(obj: Object) -> ServeSource:
-    """Read an object's source. Beside its revision, only the depot knows what a repository needs."""
+    """Read an object's source. Only the depot knows a repository's needs, except its revision."""
     files = _files_of(obj)
     uri, revision = files["uri"], files.get("revision")
     folder = Path("/", uri.removeprefix("file:")) if uri.startswith("file:") else None
@@ -176,7 +176,7 @@ def _source_of(obj: Object) -> ServeSource:
 
 
 def _name_of(obj: Object) -> str:
-    """The name that clients send as `model`."""
+    """Return the name for clients' `model`."""
     spec, meta = obj["spec"], obj["metadata"]
     if obj["kind"] == "ServingPool":
         return spec["model"].get("name") or meta["name"]
@@ -215,7 +215,7 @@ def adapters_below(folder: Path) -> list[ServeSource]:
 
 
 def parse_adapter(text: str, notes: list[str]) -> AdapterFolder:
-    """Read `NAME=SOURCE`, or `SOURCE` by its own name. Raises BadInput."""
+    """Read `NAME=SOURCE`, or `SOURCE` with its own name. Raises BadInput."""
     name, equals, place = text.partition("=")
     if not equals or Path(text).is_dir():
         source = parse_source(text, "--adapter")
@@ -299,7 +299,7 @@ def manifests(
 
 
 def _computes_on_gpu(executor: str | None) -> bool:
-    """Whether the runner is to compute on a GPU: that executor is named, or the first that can."""
+    """Return whether the runner computes on a GPU: by a named executor, or by the first possible one."""
     return executor == "cuda" or (executor in (None, "auto") and finds_gpu())
 
 

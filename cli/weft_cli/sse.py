@@ -36,7 +36,7 @@ class Lines:
 
 
 def event_of(line: str) -> ServerSentEvent:
-    """Read the event of one line; an empty one for pings, blank lines and `[DONE]`. Raises BadEvent."""
+    """Read the event of a line; an empty event for pings, blank lines and `[DONE]`. Raises BadEvent."""
     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
     if data in ("", "[DONE]"):
         return ServerSentEvent()
@@ -57,7 +57,7 @@ def _event(event: Any) -> ServerSentEvent:
 
 
 def refusal_of(body: bytes, status: int) -> str:
-    """Read status and message of an answer that refuses."""
+    """Read status and message of a refusal."""
     try:
         return f"{status}: {json.loads(body)['error']['message']}"
     except (ValueError, KeyError, TypeError):

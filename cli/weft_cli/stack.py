@@ -25,11 +25,11 @@ class StackClient(Protocol):
         ...
 
     def namespace(self, name: str | None) -> str:
-        """The namespace of objects where the command line names none."""
+        """Return the namespace of objects without a namespace on the command line."""
         ...
 
     def supervisor(self, address: str | None, tls_dir: Path | None) -> "SupervisorClient":
-        """The supervisor at that address, else the stack's."""
+        """Return the supervisor at this address, or else the stack's supervisor."""
         ...
 
     def gateway_url(self) -> str:
@@ -37,7 +37,7 @@ class StackClient(Protocol):
         ...
 
     def show_status(self) -> None:
-        """Show every component. Raises CommandError when one is not ready."""
+        """Show every component. Raises CommandError if a component is not ready."""
         ...
 
     def show_logs(self, component: str | None, tail: int | None, *, follow: bool) -> None:

@@ -47,7 +47,7 @@ class FigureSources:
 
 
 def top(sources: FigureSources, interval_s: float, *, once: bool) -> None:
-    """Show the tables again and again until `q` or Ctrl-C; `once`, and where nobody watches: after one interval."""
+    """Show the tables repeatedly until `q` or Ctrl-C. With `once`, or without a terminal, show them once."""
     if once or not sys.stdout.isatty():
         previous = look(sources)
         rest(interval_s)

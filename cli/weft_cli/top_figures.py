@@ -102,7 +102,7 @@ def tables_of(previous: Look | None, now: Look) -> Tables:
 
 
 def _rates(previous: Look | None, now: Look) -> dict[tuple[str, str], float | None]:
-    """Compute tokens a second by runner; None for one that was not there before (a restart counts from 0 again)."""
+    """Compute tokens per second by runner; None for a new runner (a restart counts from 0 again)."""
     earlier = {runner.incarnation: runner.tokens for runner in previous.runners} if previous else {}
     seconds = now.at - previous.at if previous else 0.0
     return {

@@ -198,7 +198,7 @@ async def _show_copies(depot_url: str, progress: Progress) -> None:
 def _undecided(
     stack: Stack, refs: Sequence[Ref], reported: set[Ref], progress: Progress
 ) -> tuple[list[str], list[str]]:
-    """List what is waited for, and what is refused; each decision is told once."""
+    """List awaited and refused objects. Each decision is reported once."""
     waiting, refused = list[str](), list[str]()
     for ref in refs:
         obj = stack.store.find(ref)
@@ -214,7 +214,7 @@ def _undecided(
 
 
 def _waits_in_vain(stack: Stack, obj: Any) -> bool:
-    """Whether an object is an adapter whose pool is refused."""
+    """Return whether an object is an adapter in a refused pool."""
     if obj["kind"] != "LoRAAdapter":
         return False
     pool_ref = obj["spec"]["poolRef"]

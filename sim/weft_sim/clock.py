@@ -17,7 +17,7 @@ GARBAGE = 200_000  # objects between two searches for cycles, of which there are
 
 
 class Rank(IntEnum):
-    """The order of events of one time."""
+    """The order of simultaneous events, by their kind."""
 
     FAULT = 0
     DELIVERY = 1  # a message, a connection or the end of one
@@ -28,7 +28,7 @@ class Rank(IntEnum):
 
 
 class Clock:
-    """Virtual time in seconds, and what is due when."""
+    """Virtual time in seconds, with the due events."""
 
     def __init__(self, start: float = 1000.0) -> None:
         self.now = start

@@ -105,7 +105,7 @@ class Fleet:
 
 
 class SimulatedController:
-    """One process of the operator, from its start."""
+    """A process of the operator, from its start."""
 
     def __init__(self, fleet: Fleet, now: float) -> None:
         self._fleet = fleet
@@ -219,7 +219,7 @@ def _put(runners: dict[Ref, dict[int, RunnerProcess]], pool: Ref, index: int, pr
 
 
 class ControllerShell(BaseShell):
-    """Depot and processes: what the operator orders takes its time."""
+    """Depot and processes: the operator's orders take time."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

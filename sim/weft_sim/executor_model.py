@@ -50,7 +50,7 @@ def key_of(adapter: str) -> int:
 
 
 def extend(chain: int, token: int, key: int) -> int:
-    """Return the chain's value after one more token."""
+    """Return the chain's value after a further token."""
     mixed = ((chain ^ key) + token + 1) * PRIME & MASK
     return mixed ^ (mixed >> 29)
 
@@ -105,7 +105,7 @@ class StepTimes:
 
     @classmethod
     def of_spec(cls, spec: RunnerSpec) -> "StepTimes":
-        """Return the times that a runner measured of itself at start, which tell nothing of adapters."""
+        """Return the times measured by a runner at its start, which exclude adapters."""
         best = max(spec.best_batch, 2)
         row_ms = max(0.0, (spec.step_ms_best - spec.step_ms_1) / (best - 1))
         rate = spec.prefill_tokens_per_s
@@ -164,7 +164,7 @@ class Device:
         return b"" if content is None else b"".join(chain.to_bytes(8, "big") for chain in content)
 
     def write(self, page: int, data: bytes) -> None:
-        """Write what came from another device's page."""
+        """Write the content of a page of a second device."""
         self._pages[page] = [int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), 8)]
 
     def load(self, slot: int, adapter: str) -> None:

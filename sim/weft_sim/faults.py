@@ -61,7 +61,7 @@ def draw(chance: random.Random, names: list[str], runners: list[str], count: int
 
 
 class Liar:
-    """Rewrites the bytes that one peer sends: another byte, an earlier message, a message cut short."""
+    """Rewrites the bytes of a peer: a changed byte, an earlier message, a message cut short."""
 
     def __init__(self, peer: Peer, chance: random.Random, rate: float) -> None:
         self.peer, self._chance, self._rate = peer, chance, rate

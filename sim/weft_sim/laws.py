@@ -40,7 +40,7 @@ COMPLETE = ("eos", "length", "stop")
 
 @dataclass(slots=True)
 class ClientRequest:
-    """What a client asked for, and what it has read so far. Times are virtual seconds."""
+    """A client's request, and its read text so far. Times are virtual seconds."""
 
     id: str
     request_id: str  # of the request that it is an answer of
@@ -139,7 +139,7 @@ class Laws:
             raise LawBroken(f"{request.id}: the answer differs from the undisturbed one after token {n_chars // 2}")
 
     def ended(self, request_id: str, finish: str, error: str) -> None:
-        """Note that a client's answer is over."""
+        """Record the end of a client's answer."""
         request = self.requests[request_id]
         if request.finish:
             raise LawBroken(f"{request_id} ends twice: {request.finish}, then {finish}")
@@ -170,7 +170,7 @@ class Laws:
     # ---------------------------------------------------------------- messages
 
     def effects(self, process: SimulatedProcess, event: object, effects: Sequence[Any]) -> None:
-        """Check what a machine has just heard and said."""
+        """Check the last event and effects of a machine."""
         if process.kind is Kind.GATEWAY:
             self._gateway(process, event, effects)
         elif process.kind is Kind.SCHEDULER:
@@ -235,7 +235,7 @@ class Laws:
         self.preemptions[failed.request_id] += preempted
 
     def _preempted_again(self, request_id: str) -> None:
-        """Check that a request which starts anew was preempted at most as often as the bound says.
+        """Check that a request with a new start was preempted within the bound.
 
         A request that is rejected is stopped by another bound. Lines of batches leave for interactive requests as often
         as these need their capacity.
@@ -342,7 +342,7 @@ class Laws:
         self.complete.clear()
 
     def term(self, term: int) -> None:
-        """Note that a scheduler made a term durable."""
+        """Record a durable term of a scheduler."""
         if self.terms and term <= self.terms[-1]:
             raise LawBroken(f"term {term} after {self.terms[-1]}")
         self.terms.append(term)
@@ -384,7 +384,7 @@ class Laws:
     # ---------------------------------------------------------------- the end
 
     def unfinished(self) -> list[str]:
-        """Return the requests whose clients or outcomes are still awaited."""
+        """Return the requests with awaited clients or outcomes."""
         return [
             r.id for r in self.requests.values() if not r.finish or (not self.stored[r.id] and r.id not in self.excused)
         ]

@@ -25,7 +25,7 @@ HELLOS = (GatewayHello, KvHello, RunnerSpec, SessionHello, SupervisorHello)
 
 
 def peer_of(hello: object, number: int) -> Peer | None:
-    """Return whom a server takes its client for: whom the hello names, as the shells do. `number`: of the stream."""
+    """Return the server's name for its client, by the hello, as the shells do. `number`: of the stream."""
     match hello:
         case KvHello(runner=runner):
             return Peer(Kind.RUNNER, f"{runner.uuid}/{runner.incarnation}/{number}")
@@ -129,7 +129,7 @@ class Network:
             self._carry(stream, 1 - side, 0.0, self._deliver, data)
 
     def close(self, stream: Stream, side: int, reason: str) -> None:
-        """End a stream at end `side`: the other end hears it after what was sent before."""
+        """End a stream at end `side`. The far end hears of it after earlier messages."""
         if stream.alive[side]:
             stream.alive[side] = False
             self._carry(stream, 1 - side, 0.0, self._closed, reason)
@@ -144,7 +144,7 @@ class Network:
             self.clock.call_after(notice_s[side], Rank.DELIVERY, self._noticed, stream, side, reason)
 
     def give_up(self, stream: Stream) -> None:
-        """End a stream at the end that has opened it, which hears nothing; the other end is told, once it listens."""
+        """End a stream at the opening end, which hears nothing. The far end is told, once it listens."""
         if stream.alive[0]:
             self.close(stream, 0, "keepalive timeout")
             self._end(stream, 0, "keepalive timeout")
@@ -183,7 +183,7 @@ class Network:
     def _carry(
         self, stream: Stream, side: int, extra_s: float, action: Callable[..., None], *arguments: object
     ) -> None:
-        """Bring something to an end of a stream, behind what is on the way there."""
+        """Bring an event to an end of a stream, after all messages in transit."""
         if self._cut and self._is_cut(stream):
             stream.waiting.append((side, action, arguments))
             return

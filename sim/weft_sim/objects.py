@@ -7,7 +7,7 @@ from weft.domain.runner import RunnerSpec
 
 
 def pool_object(namespace: str, name: str, spec: RunnerSpec, **spec_fields: Any) -> dict[str, Any]:
-    """A pool whose runners are like `spec`."""
+    """Make a pool with runners like `spec`."""
     return _object("ServingPool", namespace, name, {
         "model": {"name": "base", "uri": "file:base"},
         "lora": {"maxRank": spec.max_rank},

@@ -16,7 +16,7 @@ SPINS = 1000  # ticks of one machine at one time: more is a deadline that never 
 
 
 class LawBroken(AssertionError):
-    """Something that must always hold does not."""
+    """An invariant is broken. The message names the law."""
 
 
 class Shell(Protocol):
@@ -31,7 +31,7 @@ class Shell(Protocol):
         ...
 
     def perform(self, process: "SimulatedProcess", effect: object) -> None:
-        """Perform an effect that is not for a peer."""
+        """Perform an effect without a peer."""
         ...
 
     def stopped(self, process: "SimulatedProcess") -> None:
@@ -92,12 +92,12 @@ class SimulatedProcess:
 
     @property
     def still_until(self) -> float:
-        """The time at which a process that stands still goes on; in the past: it runs."""
+        """Return the end of a process's suspension; in the past, it runs."""
         return self._resumes or 0.0
 
     @property
     def now(self) -> float:
-        """The time on the process's own monotonic clock."""
+        """Return the time on the process's monotonic clock."""
         return self.clock.now + self.offset_s
 
     # ---------------------------------------------------------------- life
@@ -114,7 +114,7 @@ class SimulatedProcess:
         self._arm()
 
     def crash(self, notice_s: float = 0.0) -> None:
-        """Die (kill -9). Peers notice after `notice_s`: soon where a kernel closes sockets, late where a host dies."""
+        """Die (kill -9). Peers notice after `notice_s`: soon if a kernel closes sockets, late if a host dies."""
         if self.machine is None:
             return
         self.machine = None
@@ -182,7 +182,7 @@ class SimulatedProcess:
     # ---------------------------------------------------------------- events
 
     def post(self, event: object, size: int = 0) -> None:
-        """Post an event that has happened to it: its machine handles it when what came before is done."""
+        """Post an event to a process. Its machine handles the event after earlier work."""
         if self._resumes is not None:
             self._waiting.append((event, size))
             return
@@ -269,7 +269,7 @@ class SimulatedProcess:
 
 
 class Link:
-    """A stream that a process keeps open to another one, as the shells' links do."""
+    """A stream that a process keeps open to a server, like links of the shells."""
 
     def __init__(self, client: SimulatedProcess, server: SimulatedProcess, hello: Callable[[], object | None]) -> None:
         self._client, self._server, self._hello = client, server, hello

@@ -306,7 +306,7 @@ class Run:
         return world.trace_hash
 
     def _settle(self) -> None:
-        """Stop the clock once every request has its end; look again later where one has none."""
+        """Stop the clock once every request has ended; otherwise look again later."""
         if self.world.laws.unfinished():
             self.world.clock.call_after(SETTLED_EVERY_S, Rank.LAW, self._settle)
         else:

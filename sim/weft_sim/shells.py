@@ -117,7 +117,7 @@ class RegistryShell(BaseShell):
 
 
 class SchedulerShell(BaseShell):
-    """The scheduler's disk, which holds the term."""
+    """The scheduler's disk with the term."""
 
     def __init__(self, world: "World") -> None:
         self._world, self.term = world, 0
@@ -290,7 +290,7 @@ class RunnerShell(BaseShell):
         return isinstance(hello, SessionHello) and hello.incarnation == self.spec.runner.incarnation
 
     def intercept(self, process: SimulatedProcess, event: object) -> bool:
-        """Put pages where they are awaited, each once. What is whole is passed on; anything else ends the stream."""
+        """Put pages at their awaited places, each once. Complete KV is passed on; other messages end the stream."""
         if not isinstance(event, Received):
             return False
         peer, message = event
@@ -308,7 +308,7 @@ class RunnerShell(BaseShell):
         return False
 
     def _refuse(self, process: SimulatedProcess, peer: Peer, reason: str) -> None:
-        """End a stream as a shell does that refuses what its peer sent: its machine gets Closed."""
+        """End a stream like a shell that refuses a message: its machine gets Closed."""
         self._world.network.peer_errors.append((peer, reason))
         if (open_stream := process.streams.pop(peer, None)) is not None:
             self._world.network.close(*open_stream, reason)
@@ -406,7 +406,7 @@ class RunnerShell(BaseShell):
         self._world.network.send(*open_stream, KvPayload(pages, data), arrives - clock.now)
 
     def _swap(self, process: SimulatedProcess, order: rn.SwapOut | rn.SwapIn) -> None:
-        """Copy pages. A copy reads at its end; until then what it writes is not there, nor what was before."""
+        """Copy pages. A copy reads at its end; until then neither old nor new content is there."""
         clock = self._world.clock
         seconds = self.times.page_copy_ms * len(order.pages) / 1e3 * (SLOW if clock.now < self.slow_until else 1.0)
         self._copying[order.number] = order
@@ -436,7 +436,7 @@ class RunnerShell(BaseShell):
         process.post(rn.SwapDone(order.number, len(order.pages), now - began))
 
     def _run(self, process: SimulatedProcess, step: rn.RunStep) -> None:
-        """Run steps one after the other; on the host's cores they compete with everything else there."""
+        """Run steps one after another. On the host's cores they compete with all other work."""
         clock, batch = self._world.clock, step.batch
         seconds = self.times.seconds(
             len(batch.rows) - batch.n_prefills, batch.prompt_tokens, step.keys, batch.n_adapters, batch.guesses
@@ -564,7 +564,7 @@ class RequestArrived:
 
 
 class GatewayShell(BaseShell):
-    """Clients on one side, sessions on the other. Its tokenizers are there after `TOKENIZER_S`."""
+    """Clients and sessions of the gateway. Its tokenizers load within `TOKENIZER_S`."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -580,7 +580,7 @@ class GatewayShell(BaseShell):
         return self.machine
 
     def arrive(self, process: SimulatedProcess, request_id: str, answers: list[ClientRequest]) -> None:
-        """Take a client's request for one answer or several."""
+        """Take a client's request for one or several answers."""
         self._clients[request_id] = answers
         process.post(RequestArrived(request_id))
 
@@ -643,7 +643,7 @@ class GatewayShell(BaseShell):
             self._world.clock.call_after(CHECK_S, Rank.FAULT, self._world.network.give_up, stream)
 
     def _answered(self, process: SimulatedProcess, step: gw.Proceed | gw.Refuse | gw.RequestHeld) -> None:
-        """Authenticate and parse, then tokenise: the shell's part, which takes no time of its own here."""
+        """Authenticate and parse, then tokenise: the shell's part, without time here."""
         request_id = step.request_id
         if isinstance(step, gw.RequestHeld):
             process.post(step)
@@ -695,7 +695,7 @@ class GatewayShell(BaseShell):
         return False
 
     def _on_client_gone(self, process: SimulatedProcess, generation: int, request_id: str) -> None:
-        """Let a client go that the machine has handled as left: what it did not submit ends without a trace."""
+        """Let a client leave after the machine has handled it. Unsubmitted requests end without a trace."""
         if generation == process.generation and request_id in self._clients:
             self._over(request_id, "cancelled", "")
 
@@ -726,7 +726,7 @@ class PredictorMachine:
 
 
 class PredictorShell(BaseShell):
-    """The predictor's disk, which holds a checkpoint of everything that it had learned when it stopped."""
+    """The predictor's disk, with a checkpoint of its learning at the last stop."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

@@ -110,7 +110,7 @@ class World:
             process.start()
 
     def serving(self) -> list[SimulatedProcess]:
-        """Runners that are up, and neither come nor go."""
+        """Return the runners that are up, neither starting nor ending."""
         controller = self.controller
         return [r for r in self.runners.values() if r.up and (controller is None or controller.serves(r.name))]
 

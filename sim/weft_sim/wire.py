@@ -71,7 +71,7 @@ class _Observe:
 
 
 class _ObserveAck:
-    """The predictor's word that an outcome is learned."""
+    """The predictor's acknowledgement of a learned outcome."""
 
     envelope = predictor_pb2.ObserveAck
 
@@ -89,14 +89,14 @@ CONTRACTS[Kind.PREDICTOR, Kind.SUPERVISOR] = _ObserveAck()
 
 
 class KvPayload(NamedTuple):
-    """Pages on their way between two runners: what announces them, and what they hold."""
+    """Pages in transit between two runners: their announcement and their contents."""
 
     pages: KvPages
     data: bytes
 
 
 def _encode_kv(message: Any) -> bytes:
-    """Encode a message between runners: its direction, its length and, behind it, what pages hold."""
+    """Encode a message between runners: its direction, its length and the contents of pages."""
     envelope, data = (message.pages, message.data) if isinstance(message, KvPayload) else (message, b"")
     from_sender = type(envelope) in kv_transfer.KV_FROM_SENDER.messages
     direction: Any = kv_transfer.KV_FROM_SENDER if from_sender else kv_transfer.KV_FROM_RECEIVER

@@ -9,7 +9,7 @@ DTYPE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp32": 4.0}
 
 
 class BadArchitecture(ValueError):
-    """A model configuration that lacks a size, or a name that is not known."""
+    """A model configuration lacks a size, or its name is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +32,22 @@ class Architecture:
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys, and of the values, of one token in one layer."""
+        """Return the width of the keys, and of the values, of a token in a layer."""
         return self.kv_heads * self.head_size
 
     @property
     def attention_weights(self) -> int:
-        """Weights of q, k, v and o of one layer."""
+        """Return the weights of q, k, v and o of a layer."""
         return self.hidden * self.head_size * 2 * self.heads + 2 * self.hidden * self.kv_width
 
     @property
     def layer_weights(self) -> int:
-        """Weights of one layer's matrices, all experts."""
+        """Return the weights of a layer's matrices, including all experts."""
         return self.attention_weights + 3 * self.hidden * self.inner * self.experts
 
     @property
     def lora_width(self) -> int:
-        """Inputs and outputs of the seven projections of a layer: what one unit of rank costs."""
+        """Return the inputs and outputs of a layer's seven projections: the cost of a unit of rank."""
         return 7 * self.hidden + 2 * self.heads * self.head_size + 2 * self.kv_width + 3 * self.inner
 
     @property
@@ -64,7 +64,7 @@ class Architecture:
         return self.layers * self.layer_weights * DTYPE_BYTES[dtype] + outside
 
     def kv_bytes_per_token(self, dtype: str = "bf16") -> float:
-        """Keys and values of one token, all layers."""
+        """Return the bytes of a token's keys and values in all layers."""
         return 2 * self.layers * self.kv_width * DTYPE_BYTES[dtype]
 
 

@@ -20,7 +20,7 @@ CONSTANTS, ADAPTERS = "constants.toml", "adapters.toml"
 
 
 class UnknownEngine(ValueError):
-    """No constants of an engine of this name; the message lists those that there are."""
+    """The engine has no constants. The message lists the engines with constants."""
 
 
 class DoesNotFit(ValueError):
@@ -29,7 +29,7 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EnginePerformance:
-    """One instance of an engine on `tensor_parallel` devices. Bytes are those of all of them together."""
+    """An instance of an engine on `tensor_parallel` devices. Bytes are sums over the devices."""
 
     roofline: Roofline
     kv_tokens: float
@@ -100,7 +100,7 @@ def efficiency(engine: str) -> Efficiency:
 
 
 def adapter_costs(slots: int, max_rank: int) -> AdapterCosts:
-    """What as many adapters cost vLLM 0.8.5: no other engine's runs with many adapters are published."""
+    """Return the cost of many adapters in vLLM 0.8.5, the only engine with published runs of many adapters."""
     return AdapterCosts(slots, max_rank, slots, **_read(ADAPTERS)["vllm"])
 
 

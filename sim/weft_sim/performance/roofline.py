@@ -33,7 +33,7 @@ US, NS = 1e-6, 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What an engine reaches of the data sheet (shares), and what it adds (microseconds).
+    """An engine's share of the data sheet, and its additional time (microseconds).
 
     `layer_us`: launches of a layer that nothing hides; `step_us`, `row_us`: scheduling, sampling, detokenizing of an
     iteration and of each of its sequences; `prompt_us`: of each prompt. `tile_waves`: waves of tiles that a product
@@ -151,7 +151,7 @@ class Roofline:
         )
 
     def products(self, tokens: Any) -> Any:
-        """The matrices of one layer on one rank: q, k, v together; o; gate and up together; down."""
+        """Return the matrices of a layer on a rank: q, k, v together; o; gate and up together; down."""
         a, ranks = self.architecture, self.tensor_parallel
         attended, inner = a.heads * a.head_size / ranks, a.inner / ranks
         dense = self.product(tokens, attended + 2 * max(a.kv_width / ranks, a.head_size), a.hidden, self.dtype)
@@ -170,7 +170,7 @@ class Roofline:
         )
 
     def product(self, m: Any, n: float, k: float, dtype: str, at_once: Any = 1) -> Any:
-        """Seconds of [m, k] times weights [k, n]; of one of `at_once` that share the processors."""
+        """Return the seconds of [m, k] times weights [k, n]; with `at_once` products sharing the processors."""
         e, tiles = self.efficiency, self.accelerator.processors * TILE * TILE
         share = e.fp8_compute if dtype == "fp8" else e.bf16_compute
         read = n * k * DTYPE_BYTES[dtype] / (self.accelerator.bytes_per_s * e.weights_bandwidth)

@@ -58,7 +58,7 @@ def read(path: Path) -> Mapping[Key, SplitwiseTable]:
 
 @cache
 def published() -> Mapping[Key, SplitwiseTable]:
-    """The tables that come with this package."""
+    """Return the tables of this package."""
     return read(Path(__file__).with_name("splitwise_medians.csv"))
 
 

@@ -25,5 +25,5 @@ class StepShape:
 
 class PerformanceModel(Protocol):
     def seconds(self, step: StepShape) -> float:
-        """Seconds of one iteration on one instance of a model (all of its tensor and pipeline ranks)."""
+        """Return the seconds of an iteration on an instance of a model (all its tensor and pipeline ranks)."""
         ...

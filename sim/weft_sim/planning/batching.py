@@ -21,7 +21,7 @@ Batching = Callable[["PlannedMachine"], list[PhaseTask]]
 
 
 class Selection:
-    """A batch that is put together within sequences, tokens and memory; at most one task of a request."""
+    """A batch within sequences, tokens and memory, with at most one task of a request."""
 
     def __init__(self, machine: "PlannedMachine", budget: int = 0) -> None:
         self._max_sequences, self._budget = machine.kind.max_sequences, budget or machine.kind.max_batch_tokens
@@ -31,7 +31,7 @@ class Selection:
         self.tasks: list[PhaseTask] = []
 
     def add(self, tasks: Iterable[PhaseTask], *, skip: bool = False) -> None:
-        """Add tasks in order up to the first that does not fit. `skip`: one without memory is passed over instead."""
+        """Add tasks in order up to the first without room. `skip`: pass over tasks without memory."""
         for task in tasks:
             if len(self.tasks) == self._max_sequences or (self.tasks and self.tokens + task.tokens > self._budget):
                 return
@@ -44,7 +44,7 @@ class Selection:
             self._take(task)
 
     def keep(self, rows: list[PhaseTask]) -> None:
-        """Add decode rows that are running: they fit."""
+        """Add running decode rows, without checks of room."""
         self.tasks += rows
         self.tokens += len(rows)
         self._requests.update([row.request for row in rows])

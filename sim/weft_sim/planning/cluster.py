@@ -20,7 +20,7 @@ from weft_sim.traces import TraceArrival
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`kv_token_bytes`: of one token's KV in all layers."""
+    """A model to serve. `kv_token_bytes`: KV of a token in all layers."""
 
     name: str
     layers: int
@@ -44,7 +44,7 @@ class KvLink:
     retry_s: float = 0.05
 
     def seconds(self, model: ServedModel, prompt_tokens: int, prompt_s: float, bytes_per_s: float = inf) -> float:
-        """Return what is left of a transfer between machines of that rate when its prompt has taken `prompt_s`."""
+        """Return the rest of a transfer at this rate, after a prompt of `prompt_s`."""
         whole_s = prompt_tokens * model.kv_token_bytes / min(self.bytes_per_s, bytes_per_s)
         if prompt_tokens < self.layer_wise_from:
             return self.setup_s + whole_s
@@ -77,7 +77,7 @@ class Roles:
 
 
 class Cluster:
-    """Machines that serve arrivals, once. A request's token phase begins where its prompt was computed, or elsewhere.
+    """Machines that serve arrivals, once. A request's token phase begins on its prompt's machine or on a second one.
 
     Unless `rules.stepping.lazy`, a request whose phases are on one machine reserves the memory of both with the first.
     `observe` is called with a request at its first token and at its end; once it returns True the run stops.
@@ -262,7 +262,7 @@ class Cluster:
         source.wake()
 
     def _has_memory(self, machine: PlannedMachine) -> None:
-        """Wake a machine whose memory became free: splitwise-sim's machines alone do not select again then."""
+        """Wake a machine with newly free memory. Machines of splitwise-sim do not select again then."""
         if not self.rules.stepping.lazy:
             machine.wake()
 

@@ -27,7 +27,7 @@ class Series:
         return steps * (self.first_s + self.growth_s * (steps - 1) / 2)
 
     def steps_within(self, seconds: float) -> int:
-        """Count the steps that are over after `seconds`."""
+        """Count the completed steps after `seconds`."""
         if not self.growth_s:
             return min(self.steps, int(seconds // self.first_s))
         half = self.first_s / self.growth_s - 0.5
@@ -63,7 +63,7 @@ class DecodeRun:
         return total
 
     def steps_within(self, seconds: float) -> int:
-        """Count the steps that are over `seconds` after the begin."""
+        """Count the steps completed `seconds` after the begin."""
         done = 0
         for series in self._series:
             steps = series.steps_within(seconds)

@@ -18,7 +18,7 @@ GAP_S = 1e-4  # times between tokens are counted in steps of it
 
 @dataclass(frozen=True, slots=True)
 class MachineKind:
-    """`kv_bytes`: memory for KV; `max_batch_tokens` of an iteration, but one longer prompt may run alone.
+    """A kind of machine. `kv_bytes`: memory for KV; `max_batch_tokens`: of an iteration; a longer prompt may run alone.
 
     `max_passed_over`: selections after which a task of `mixed` batching goes first; `link_bytes_per_s`: of its network;
     `request_s`: of the server around the iterations, in TTFT and end to end.
@@ -97,7 +97,7 @@ class PlannedMachine:
             self.pause()
 
     def wake(self) -> None:
-        """Select again where memory has become free."""
+        """Select again after memory has become free."""
         if self._completing or not self.waiting:
             return
         if not self.batch:
@@ -207,7 +207,7 @@ class PlannedMachine:
         self.start(eventful=eventful)
 
     def _advanced(self) -> list[PhaseTask]:
-        """Count what the iterations have computed. Returns the tasks that are finished by it."""
+        """Count the tokens of completed iterations. Return the finished tasks."""
         now, steps, began = self._clock.now, self._steps, self._began
         step_s, steady, done = (now - began) / steps, 0, list[PhaseTask]()
         first_at = began + (self._run.seconds(1) if self._run is not None else step_s)
@@ -257,7 +257,7 @@ class PlannedMachine:
             self.preempted.remove(task)
 
     def _count_passed_over(self) -> None:
-        """Count the requests whose next task was not selected."""
+        """Count the requests with an unselected next task."""
         batch = set(self.batch)
         for request in self.requests:
             if (task := request.tasks[0]) not in batch:

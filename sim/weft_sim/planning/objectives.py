@@ -36,7 +36,7 @@ class Objective:
 
     @classmethod
     def of_level(cls, metric: str, level: float, seconds: float) -> "Objective":
-        """Make the objective of one of METRICS."""
+        """Make the objective of a metric in METRICS."""
         return cls(metric, level, seconds, PER_REQUEST.get(metric), metric == "ttft")
 
     def above(self, request: PlannedRequest) -> bool:

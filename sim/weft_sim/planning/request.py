@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False, slots=True)
 class PlannedRequest:
-    """`tasks`: its phases on the machine where it is now, the one that is next first. Times are None until then."""
+    """A planned request. `tasks`: its phases on the present machine, next phase first. Unknown times are None."""
 
     number: int
     arrived: float
@@ -34,7 +34,7 @@ class PlannedRequest:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time between its tokens; 0 with one token."""
+        """Return the mean time between its tokens; 0 for a single token."""
         return (self.e2e_s - self.ttft_s) / max(1, self.output_tokens - 1)
 
 

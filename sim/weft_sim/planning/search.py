@@ -25,7 +25,7 @@ ALONE = 400  # requests, one after the other, that show what no queue can better
 
 @dataclass(frozen=True, slots=True)
 class PlanningProblem:
-    """What is to be served, how well and by what rules. `split` and `unified`: of designs with and without roles."""
+    """The workload, its objectives and the rules. `split` and `unified`: for designs with and without roles."""
 
     model: ServedModel
     arrivals: tuple[TraceArrival, ...]
@@ -113,7 +113,7 @@ def prompt_token_s(kind: MachineKind) -> float:
 
 
 def decode_row_s(kind: MachineKind, model: ServedModel, context: float) -> float:
-    """Seconds of a decode row in the largest batch that memory and the kind allow, or a better smaller one."""
+    """Return the seconds of a decode row in the largest possible batch, or in a smaller, better batch."""
     max_rows = min(kind.max_sequences, max(1, int(kind.kv_bytes / (context * model.kv_token_bytes))))
     sizes = {min(max_rows, 1 << power) for power in range(12)}
     shapes = [StepShape(decode_rows=rows, context_tokens=int(rows * context)) for rows in sizes]
@@ -206,7 +206,7 @@ class Frontier:
         return min(ceil(left / measure(self._family.token)) - 1, self._problem.max_runners - prompts)
 
     def _bisect(self, low: int, high: int, meets: Callable[[int], bool]) -> int:
-        """The smallest count that meets the objectives; `high` does."""
+        """Return the smallest count that meets the objectives; `high` meets them."""
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if meets(middle) else (middle + 1, high)

@@ -26,7 +26,8 @@ class Workload:
     output: Draw | None = None
 
     def arrivals(self, requests: int, seed: int) -> tuple[TraceArrival, ...]:
-        """`requests` requests from time 0 on. Another seed gives others: of a trace with its own times, a later part.
+        """Return `requests` requests from time 0 on. A different seed gives different requests, or a later part of a
+        trace with times.
 
         Raises BadWorkload.
         """

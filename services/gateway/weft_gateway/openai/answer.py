@@ -121,7 +121,7 @@ class Answer(Response):
 
     @property
     def error(self) -> ApiError | None:
-        """The named error of the first choice that failed."""
+        """Return the named error of the first failed choice."""
         failure = self._failure
         return from_failure(failure) if failure else None
 
@@ -184,7 +184,7 @@ class Answer(Response):
             self._state.manager.client_gone(request.request_id)
 
     def leave(self) -> None:
-        """End what still runs; settle, count and log the call."""
+        """End running requests; then settle, count and log the call."""
         self._abandon()
         usage, manager, trace = self.usage, self._state.manager, self.call.trace
         if self._admitted:
@@ -287,7 +287,7 @@ class Answer(Response):
 
 
 class IdleWatch:
-    """Calls `wake` where a stream that has begun sends nothing for PING_S: `due` then.
+    """Calls `wake` if a begun stream sends nothing for PING_S; then `due` is set.
 
     Its timer is set once in that time and not at each chunk, of which there are thousands a second.
     """

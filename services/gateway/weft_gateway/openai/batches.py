@@ -71,7 +71,7 @@ async def one_batch(state: AppState, request: Request) -> Response:
 
 
 async def cancel_batch(state: AppState, request: Request) -> Response:
-    """End a batch; the lines that are done stay."""
+    """Cancel a batch. Completed lines keep their results."""
     namespace = await tenant_of(state, request)
     return json_response(_batch(await state.batch.cancel(namespace, request.path_params["batch_id"])))
 

@@ -44,7 +44,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Call:
-    """One call from its arrival to its answer. What follows `trace` is there once `prepare.submit` has found it."""
+    """One call from its arrival to its answer. Fields after `trace` are set by `prepare.submit`."""
 
     ids: Ids
     principal: Principal

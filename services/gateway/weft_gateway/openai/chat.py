@@ -115,7 +115,7 @@ def prompt_of(params: ChatPrompt, call: Call, echo: str = "") -> Prompt:
 
 
 def echoed(params: ChatRequest) -> str:
-    """Return what stands before the answer: the message that it goes on with, never the caller's question (vLLM)."""
+    """Return the text before the answer: the message that the answer continues, never the caller's question (vLLM)."""
     last = params.messages[-1]
     return last.content if params.echo and (params.continue_final_message or last.role == "assistant") else ""
 

@@ -97,7 +97,7 @@ class RerankRequest(_Pooled):
 
 
 class ScoreRequest(_Pooled):
-    """`POST /score`, as vLLM has it: one text_1 with each text_2, or pairs. `SCORE_NAMES` are their other names."""
+    """`POST /score`, as in vLLM: a text_1 with each text_2, or pairs. `SCORE_NAMES` are alternative names."""
 
     text_1: Texts
     text_2: Texts
@@ -257,7 +257,7 @@ FP8 = {"fp8_e4m3": _fp8(4, 3, 127), "fp8_e5m2": _fp8(5, 2, 124)}
 
 
 def _nearest(numbers: Sequence[float], x: float) -> int:
-    """The index of the number that is nearest, of two the one with an even last bit."""
+    """Return the index of the nearest number; of two, the number with an even last bit."""
     above = min(bisect_left(numbers, x), len(numbers) - 1)
     return min((index for index in (above - 1, above) if index >= 0), key=lambda i: (abs(numbers[i] - x), i & 1))
 

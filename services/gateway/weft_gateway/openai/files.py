@@ -162,7 +162,7 @@ class UploadForm:
             raise ParameterError("purpose is required.", param="purpose", code="missing_parameter")
 
     async def _field(self, part: Part) -> None:
-        """Read and check a part that is no file."""
+        """Read and check a field of the form."""
         if part.name != "purpose":
             remedy = advice(part.name.partition("[")[0])
             refusal = ": ".join(filter(None, [f"The parameter {part.name[:64]} is not supported", remedy]))

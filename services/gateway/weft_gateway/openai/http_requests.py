@@ -58,7 +58,7 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
 
 
 async def caller_of(state: AppState, request: Request, action: Action) -> Principal:
-    """Return who asks, once there is a route table: a process that has just started holds its first requests.
+    """Return the caller, once there is a route table: a new process holds its first requests.
 
     Raises Unauthorized, PermissionDenied, ServiceUnavailable, Overloaded.
     """
@@ -84,7 +84,7 @@ def principal_of(state: AppState, request: Request, action: Action) -> Principal
 
 
 async def tenant_of(state: AppState, request: Request) -> str:
-    """Return the namespace of who reads or changes files and batches; "" where keys are off. Raises ApiError."""
+    """Return the namespace of a caller of files and batches; "" without keys. Raises ApiError."""
     action = Action.READ if request.method in ("GET", "HEAD") else Action.WRITE
     return (await caller_of(state, request, action)).tenant
 
@@ -96,7 +96,7 @@ def no_foreign_page(request: Request) -> None:
 
 
 async def in_turns(entries: Iterable[E]) -> AsyncGenerator[E]:
-    """The entries of a list that may be long: after TURN of them other requests have their turn."""
+    """Yield the entries of a possibly long list. After TURN entries other requests get their turn."""
     for index, entry in enumerate(entries, start=1):
         if index % TURN == 0:
             await asyncio.sleep(0)
@@ -146,7 +146,7 @@ def _check_json(request: Request) -> None:
 
 
 async def _body(state: AppState, request: Request, tenant: str) -> bytes:
-    """The whole body within bounds of size and time, one that is long in pieces at the tenant's turns.
+    """Read the body within bounds of size and time. A long body is read in pieces, in the tenant's turns.
 
     Raises TooLarge, BodyTimeout, BadRequest.
     """

@@ -136,7 +136,7 @@ class LineRunner:
         self._ends.clear()  # they run again
 
     def _end_all(self) -> list[Key]:
-        """End every line without an answer. Returns which."""
+        """End every line without an answer. Return these lines."""
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             task.cancel()
@@ -202,7 +202,7 @@ class LineRunner:
             raise
 
     async def _body(self, answer: Answer) -> bytes:
-        """Raises ApiError, also where the line waits in a pool that has no runner: its place is another's."""
+        """Run a line's body. Raises ApiError, also for a wait in a pool without runners, whose place is freed."""
         while not answer.over:
             awake = await answer.wait_within(self._state.settings.hold_seconds)
             pool = self._state.machine.routes.pools.get(answer.call.pool.name)

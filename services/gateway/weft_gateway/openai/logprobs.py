@@ -108,7 +108,7 @@ def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
 
 
 def _by_name(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict[str, float]:
-    """Write logarithms by spelling; of two tokens that are spelled the same the likelier one stands."""
+    """Write logarithms by spelling. Of equally spelled tokens the likelier token counts."""
     by_name: dict[str, float] = {}
     for token, logprob in (*out.logprob.top[:alternatives], (out.token, out.logprob.logprob)):
         by_name.setdefault(_spelled(token, names), _finite(logprob))

@@ -133,7 +133,7 @@ class MessagesRequest(CountRequest):
 
 
 class MessagesChat(ChatRequest):
-    """The chat that a request of `POST /v1/messages` asks for."""
+    """The chat of a request of `POST /v1/messages`."""
 
     prompt_name: ClassVar[str] = "messages"
     api: ClassVar[HintScope | None] = HintScope.ANY  # the hints are taken out of the request
@@ -245,7 +245,7 @@ def _chat(params: CountRequest) -> MessagesChat:
 
 
 class MessagesEncoder(AnswerEncoder):
-    """Makes blocks of one answer's deltas (thinking, text, tool_use), one open at a time."""
+    """Makes blocks of an answer's deltas (thinking, text, tool_use), with at most one open block."""
 
     def __init__(self, params: Common, call: Call) -> None:
         self._model, self._id = params.model, f"msg_{call.ids.request_id}"

@@ -25,7 +25,7 @@ async def list_models(state: AppState, request: Request) -> Response:
 
 
 async def one_model(state: AppState, request: Request) -> Response:
-    """One model; its id may hold slashes."""
+    """Answer with one model. Its id may contain slashes."""
     model = state.model(request.path_params["model"], await caller_of(state, request, Action.LIST))
     return json_response(_model(state.loaded, *model))
 

@@ -241,7 +241,7 @@ async def _encoded(state: AppState, call: Call) -> list[list[int]]:
 
 
 def _draft(call: Call, context_tokens: int) -> tuple[int, ...]:
-    """Encode what the client expects of the answer, which the context has to hold. Raises ParameterError."""
+    """Encode the predicted answer, within the context. Raises ParameterError."""
     if not call.params.expected:
         return ()
     try:

@@ -159,7 +159,7 @@ class CompletionEncoder(ResponseEncoder):
     encode_logprobs = staticmethod(completion_logprobs)
 
     def first_chunk(self) -> bytes:
-        """Write the prompts that are echoed, or whose token ids the client asked for."""
+        """Write the first chunk: echoed prompts, and requested token ids of prompts."""
         chunk = b""
         for index in range(self._choices):
             prompt = self._prompt_of(index)

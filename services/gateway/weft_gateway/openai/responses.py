@@ -138,7 +138,7 @@ class ResponsesRequest(Strict):
 
 
 class ResponsesChat(ChatRequest):
-    """The chat that a request of `POST /v1/responses` asks for, and what its answer repeats of the request."""
+    """The chat of a request of `POST /v1/responses`, and the request's fields repeated in its answer."""
 
     prompt_name: ClassVar[str] = "input"
     api: ClassVar[HintScope | None] = HintScope.ANY  # the hints are taken out of the request
@@ -404,7 +404,7 @@ def _no_item(item: Mapping[str, Any], index: int) -> ParameterError:
 
 
 def _marks(bodies: Sequence[bytes]) -> int:
-    """Count the marks that begin values of JSON, before it is parsed: those inside texts, too."""
+    """Count the characters that begin JSON values before parsing, including characters inside texts."""
     return sum(body.count(mark) for body in bodies for mark in (b"[", b"{", b","))
 
 
@@ -493,7 +493,7 @@ RESPONSES = ResponsesEndpoint()
 
 
 async def one_response(state: AppState, request: Request) -> Response:
-    """Answer with a response that was kept."""
+    """Answer with a stored response, by its id."""
     return await _read(state, request, lambda stored: json_response(stored["response"]))
 
 
@@ -509,7 +509,7 @@ def _no_answer(_stored: dict[str, Any]) -> Response:
 
 
 async def list_input_items(state: AppState, request: Request) -> Response:
-    """List the input of a response that was kept, without what it continued; the last item first."""
+    """List the input of a stored response, without the continued conversation; the last item first."""
     query = Query(request, "after", "limit", "order", "include", "include[]")
     limit, after_id = query.limit(20, 100), query.after_id()
     is_reversed = query.one_of("order", {"asc": False, "desc": True}) is not False

@@ -15,7 +15,7 @@ from weft_gateway.openai.usage import CallUsage
 
 
 class RepeatedRequest(Protocol):
-    """What an answer repeats of its request."""
+    """The fields of a request repeated in its answer."""
 
     @property
     def model(self) -> str: ...
@@ -30,7 +30,7 @@ class RepeatedRequest(Protocol):
 
 
 class ResponsesEncoder(AnswerEncoder):
-    """Makes items of one answer's deltas (reasoning, a message, calls), one open at a time."""
+    """Makes items of an answer's deltas (reasoning, a message, calls), with at most one open item."""
 
     def __init__(self, params: RepeatedRequest, call: Call) -> None:
         request_id = call.ids.request_id
@@ -81,7 +81,7 @@ class ResponsesEncoder(AnswerEncoder):
         return self._reader.reasoning_tokens
 
     def response(self, usage: CallUsage) -> dict[str, Any]:
-        """Return the response with an answer that has ended."""
+        """Return the response with an ended answer."""
         return self._response("incomplete" if self._cut else "completed", usage)
 
     def not_kept(self, error: ApiError) -> None:

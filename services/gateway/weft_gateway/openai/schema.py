@@ -265,12 +265,12 @@ class Common(Strict):
         return f"{self.prompt_name}[{index}]" if self.prompts > 1 else self.prompt_name
 
     def of_several(self, param: str) -> str:
-        """Name the prompt that is meant, of several."""
+        """Name the prompt in question, of several prompts."""
         return f" ({param})" if self.prompts > 1 else ""
 
     @property
     def alternatives(self) -> int | None:
-        """How many tokens are reported beside each sampled one; None: no log probabilities at all."""
+        """Return the number of tokens reported with each sampled token; None without log probabilities."""
         raise NotImplementedError
 
     @property
@@ -336,7 +336,7 @@ class Common(Strict):
             raise ParameterError(text, param="stream")
 
     def with_defaults(self, defaults: SamplingDefaults) -> Self:
-        """Set what the request does not say as its base has it, but for `max_tokens`, which depends on the prompt."""
+        """Set unset parameters by the base's defaults, except `max_tokens`, which depends on the prompt."""
         supplied = {
             field.name: getattr(defaults, field.name) for field in fields(defaults) if field.name != "max_tokens"
         }
@@ -388,7 +388,7 @@ class Common(Strict):
         return bound
 
     def _unasked(self) -> int:
-        """Return the bound where nobody asked for a length: so that all its log probabilities can be sent."""
+        """Return the bound of an answer without a requested length, so that all its log probabilities can be sent."""
         reported, alternatives = MAX_INT32, self.alternatives
         if alternatives is not None:
             reported = MAX_LOGPROBS // 2 // (self.prompts * self.drawn * (1 + alternatives))
@@ -536,12 +536,12 @@ class ChatPrompt(Strict):
 
     @property
     def callable_tools(self) -> list[dict[str, Any]]:
-        """The tools that the answer may call."""
+        """Return the tools callable by the answer."""
         return [] if self.tool_choice == "none" else self.tools
 
     @property
     def required_tools(self) -> list[dict[str, Any]]:
-        """The tools one of which the answer has to call; empty: it need not."""
+        """Return the tools of a required call; empty if no call is required."""
         if isinstance(self.tool_choice, dict):
             return [tool for tool in self.tools if tool["function"]["name"] == self.tool_choice["name"]]
         return self.tools if self.tool_choice == "required" else []
@@ -668,7 +668,7 @@ def naming(names: Mapping[str, str]) -> Generator[None]:
 
 
 def parse(kind: type[T], body: bytes) -> T:
-    """Read a body as a typed request. Raises BadRequest or ParameterError naming what is wrong and what is right."""
+    """Read a body as a typed request. Raises BadRequest or ParameterError with the fault and the valid form."""
     return checked(kind, object_of(body))
 
 

@@ -94,7 +94,7 @@ def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
 
 
 async def detokenize(state: AppState, request: Request) -> Response:
-    """Answer with the text of tokens; special ones have none."""
+    """Answer with the text of tokens. Special tokens have no text."""
     caller = await caller_of(state, request, Action.INFER)
     body = await json_body(state, request, caller.tenant)
     params = await state.turns.parse(caller.tenant, partial(parse, DetokenizeRequest), body)
@@ -107,7 +107,7 @@ async def detokenize(state: AppState, request: Request) -> Response:
 
 
 async def tokenizer_info(state: AppState, request: Request) -> Response:
-    """Answer with the tokenizer_config.json of the model that `?model=` names."""
+    """Answer with the tokenizer_config.json of the model in `?model=`."""
     caller = await caller_of(state, request, Action.INFER)
     _, tokenizer = await tokenizer_of(state, caller, request.query_params.get("model"))
     return json_response(tokenizer.config)

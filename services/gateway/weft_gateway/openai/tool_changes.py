@@ -32,7 +32,7 @@ def settle_tools(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _change(block: Any, changes: dict[str | int, Any], offered: dict[str | int, Any]) -> bool:
-    """Apply a block to the tools that are offered; False: it is none that changes them."""
+    """Apply a block to the offered tools. Return False if the block changes no tools."""
     match block:
         case {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": str(name)} as tool}}:
             changes[name] = offered[name] = tool

@@ -49,7 +49,7 @@ class CallUsage:
         }
 
     def of_message(self) -> dict[str, Any]:
-        """Write Anthropic's usage of a message: `input_tokens` are those that were not read from the cache."""
+        """Write Anthropic's usage of a message: `input_tokens` leaves out tokens read from the cache."""
         return {
             "input_tokens": self.prompt_tokens - self.cached_tokens,
             "cache_creation_input_tokens": 0,

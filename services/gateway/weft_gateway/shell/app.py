@@ -237,7 +237,7 @@ async def _on_api_error(state: AppState, request: Request, error: Exception) -> 
 
 
 def _refuse_host(state: AppState, scope: Scope, host: str) -> Response:
-    """Answer a page of another site whose name leads here."""
+    """Answer a foreign page with a name that leads here."""
     error = PermissionDenied(refusal(host), code="host_not_allowed")
     state.manager.count_answer(None, None, error.status, error.code)
     log_refusal(scope["state"]["ids"], error, {"host": host[:128]})
@@ -246,7 +246,7 @@ def _refuse_host(state: AppState, scope: Scope, host: str) -> Response:
 
 
 async def _on_http_error(state: AppState, request: Request, error: Exception) -> Response:
-    """What the framework itself refuses: unknown paths and methods."""
+    """Answer refusals of the framework: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:256]}: {error.detail}."
     code = _NAMES.get(error.status_code, "invalid_request")

@@ -99,7 +99,7 @@ class AppState:
         return "draining" if self.stopping else self.machine.admission.not_ready_reason()
 
     def model(self, name: str, principal: Principal) -> tuple[Route, PoolRoute]:
-        """The route of a model that this caller may use, to the content that `name` may pin. Raises ModelNotFound."""
+        """Return the route of a model for this caller, and the content pinned by `name`. Raises ModelNotFound."""
         try:
             location = self.machine.routes.find(name, principal)
         except UnknownVersion as error:

@@ -39,7 +39,7 @@ _OF_EVERY_MODEL = frozenset((Action.WRITE, Action.READ, Action.CONTENT))
 def authenticate(
     authorization: str | None, routes: RouteIndex, *, auth: bool, tokens: TokenVerifier | None = None
 ) -> Principal:
-    """The caller behind an Authorization header. `tokens`: where tokens of an issuer are taken, too.
+    """Return the caller of an Authorization header. `tokens`: accept an issuer's tokens, too.
 
     Looking up a hash leaks no timing about the key: an attacker cannot steer SHA-256 towards a stored value.
     Raises Unauthorized, or ServiceUnavailable while the keys are not known yet.

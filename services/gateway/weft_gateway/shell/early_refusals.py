@@ -31,7 +31,7 @@ class EarlyRefusals:
         self.routes, self.auth = state.machine.routes, state.settings.auth  # without limits and keys nobody need ask
 
     def dismissal(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Dismissal | None:
-        """Return the answer to a request whose caller is not known, or has no place for one more, whatever the model.
+        """Return the answer to a request of an unknown caller, or of a caller without a free place, for any model.
 
         None: others say what is to be said. A foreign page's request wants more headers than these, an issuer's token
         is verified once, and a process that stops closes its connections.

@@ -56,7 +56,7 @@ class _Counts:
 
 
 class GatewayMetrics:
-    """One set of metrics on one registry; `in_flight` and `held` are read when scraped.
+    """One set of metrics on a registry. `in_flight` and `held` are read at each scrape.
 
     A second registry has the samples without the name of a model or pool: to read it costs the same for any number of
     models.
@@ -142,7 +142,7 @@ class GatewayMetrics:
         self._queue.end_series()
 
     def exposition(self, shown: frozenset[str] | None) -> bytes:
-        """Prometheus' text. Samples of models and pools that are not `shown` are left out; None shows every one."""
+        """Return Prometheus' text. Samples of models and pools outside `shown` are left out; None shows all."""
         if shown is None:
             return generate_latest(self._registry)
         if not shown:
@@ -156,7 +156,7 @@ class GatewayMetrics:
 
 
 class _Queue(Collector):
-    """Requests without a runner, and those that a full queue has turned away, by base model and by vLLM's names.
+    """Requests without a runner, and requests refused by a full queue, by base model and by vLLM's names.
 
     Beside the runners' metric of that name the former are all that wait. This gateway's own bound counts without model.
     """

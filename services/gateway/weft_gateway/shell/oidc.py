@@ -47,7 +47,7 @@ class KeyPending(Exception):
 
 
 class BadIssuer(Exception):
-    """The issuer's documents are not what they have to be."""
+    """The issuer's documents are invalid. The message has the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ class TokenVerifier:
         self._asked_at = float("-inf")
 
     def namespace_of(self, token: str) -> str:
-        """The namespace that a valid token names, an RFC 1123 label as those of keys. Raises BadToken, KeyPending."""
+        """Return the namespace in a valid token, an RFC 1123 label like namespaces of keys. Raises BadToken,
+        KeyPending.
+        """
         if len(token) > MAX_TOKEN_CHARS:
             raise BadToken("the token is too long")
         try:
@@ -150,7 +152,7 @@ class TokenVerifier:
 
 
 def context_for(config: OidcConfig) -> ssl.SSLContext:
-    """Whom the issuer's server may be certified by."""
+    """Make the TLS context with the trusted certificates of the issuer's server."""
     return accept_private_authorities(ssl.create_default_context(cafile=config.ca))
 
 

@@ -23,7 +23,7 @@ class AdmittedCall:
 
 
 class RateLimits:
-    """One gateway's limiter with the process's clocks."""
+    """A gateway's limiter with the process's clocks."""
 
     def __init__(self, gateway: str, clock: Callable[[], float]) -> None:
         self._limiter, self._clock = Limiter(gateway), clock
@@ -33,7 +33,7 @@ class RateLimits:
         self._check([rule for rule in caller.limits if rule.model in EVERY_MODEL], 1)
 
     def check_requests(self, caller: Principal, model: str, requests: int) -> None:
-        """Refuse what `admit` would refuse whatever its tokens are: its prompt need not be tokenised.
+        """Refuse a request that `admit` would refuse for any number of tokens, before its prompt is tokenised.
 
         Raises LimitReached, QuotaSpent.
         """

@@ -58,13 +58,13 @@ class ResponseHeaders:
 
 
 def drawn_ids() -> Ids:
-    """Draw the ids of a request whose client gave none."""
+    """Draw the ids of a request without a client's id."""
     drawn = f"req-{secrets.token_hex(16)}"
     return Ids(drawn, drawn)
 
 
 def ids_of(header: bytes) -> Ids:
-    """Return a request's ids by its `x-request-id`; one that is missing, too long or malformed is replaced."""
+    """Return a request's ids by its `x-request-id`. A missing, too long or malformed id is replaced."""
     if not _FIT.fullmatch(header):
         return drawn_ids()
     text = header.decode()

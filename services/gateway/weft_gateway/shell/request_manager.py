@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class PendingAnswer:
-    """One answer's side towards the client: what has gathered since the last chunk, and the end.
+    """An answer's side towards the client: the text since the last chunk, and the end.
 
     `wake`: called where there is something new; it is the same for the answers to one call. `model`: for the log.
     `prompt_logprobs`: of every token of the prompt, None for the first one; empty if they are not asked for, not
@@ -210,7 +210,7 @@ class RequestManager:
     # ---------------------------------------------------------------- the machine
 
     def _perform(self, effect: Effect) -> None:
-        """An effect that fails ends its request, with the trace in the log, and no other."""
+        """Perform an effect. A failing effect ends only its request, with the trace in the log."""
         try:
             self._dispatch(effect)
         except Exception:

@@ -33,7 +33,7 @@ async def status_of(state: AppState, authorization: str | None) -> dict[str, Any
 
 
 async def metrics_of(state: AppState, authorization: str | None) -> bytes:
-    """Metrics, of models and pools only those that the caller may see: every one with keys off or a platform key."""
+    """Return metrics, limited to the caller's models and pools; all metrics without keys or for a platform key."""
     principal = _principal_of(state, authorization)
     if principal and principal.namespace is None:
         return state.manager.metrics.exposition(None)

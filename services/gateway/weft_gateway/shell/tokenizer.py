@@ -63,7 +63,7 @@ class TooLong(NotEncodable):
 
 
 class BadTokenizer(ValueError):
-    """These files are no tokenizer; the message has the reason."""
+    """These files are not a tokenizer. The message has the reason."""
 
 
 class TokenizerPanic(ValueError):
@@ -137,7 +137,7 @@ class ModelTokenizer:
         return b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
 
     def spelled(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones by their spelling."""
+        """Return the text of tokens, with the spelling of special tokens."""
         return b"".join(map(self.spelled_bytes_of, tokens)).decode("utf-8", "replace")
 
     def encode_chat(self, chat: Chat, context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
@@ -166,7 +166,7 @@ class ModelTokenizer:
         return self._with_special(tokens) if chat.add_special_tokens else tokens
 
     def _with_special(self, tokens: list[int]) -> list[int]:
-        """With the tokens that the tokenizer puts around a text."""
+        """Return the tokens with the tokenizer's additional tokens around a text."""
         plain, around = (_encode(self._tokenizer, ["a"], add_special_tokens=special)[0] for special in (False, True))
         begin = next((i for i in range(len(around)) if around[i : i + len(plain)] == plain), len(around))
         return [*around[:begin], *tokens, *around[begin + len(plain) :]]
@@ -219,7 +219,7 @@ class ModelTokenizer:
         return self.bytes_of(token) if special is None else special
 
     def name_of(self, token: int) -> str | None:
-        """The name of a token that stands for no text: the spelling of a special one, the id of an unknown one."""
+        """Return the name of a token without text: the spelling of a special token, or the id of an unknown token."""
         if (special := self._special.get(token)) is not None:
             return special
         return None if self.bytes_of(token) else f"token_id:{token}"
@@ -239,7 +239,7 @@ class ModelTokenizer:
         return ids
 
     def _encode_plain(self, text: str) -> list[int]:
-        """Tokens none of which is special: character by character where the vocabulary holds the text itself."""
+        """Return tokens without special tokens: character by character if the vocabulary has the text itself."""
         (ids,) = _encode(self._uncontrolled, [text], add_special_tokens=False)
         if self._special.keys().isdisjoint(ids):
             return ids

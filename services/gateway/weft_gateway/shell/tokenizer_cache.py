@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class TokenizerCache:
-    """Base digest -> tokenizer. One event loop owns it.
+    """Tokenizers by base digest, owned by one event loop.
 
     `on_change` gets each change of a tokenizer's state. `on_corrupt` is called for each cached file that was damaged.
     """
@@ -53,7 +53,7 @@ class TokenizerCache:
         return len(self._tokenizers)
 
     def sync(self, digests: set[str]) -> None:
-        """Load the tokenizers of these base models and forget all others, also on disk."""
+        """Load the tokenizers of these base models and forget all further tokenizers, also on disk."""
         if digests == self._digests:
             return
         self._digests = digests
@@ -74,7 +74,7 @@ class TokenizerCache:
         await asyncio.gather(*self._loads.values(), *filter(None, [self._cleaning]), return_exceptions=True)
 
     async def _clean(self) -> None:
-        """Remove the files of pools that are gone. A route table is complete: a restart loses no other pool's files."""
+        """Remove the files of deleted pools. A route table is complete, so a restart loses no files of other pools."""
         retained: set[str] | None = None
         while retained != self._digests or self._ending:
             retained, ending, self._ending = self._digests or set(), self._ending, []
@@ -93,7 +93,7 @@ class TokenizerCache:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     async def _attempt(self, digest: str) -> bool:
-        """One try; True when another would change nothing."""
+        """Try once. Return True if a further try would change nothing."""
         try:
             files = await fetch_tokenizer_files(self._depot, digest, self._blobs, self._on_corrupt)
             tokenizer = await asyncio.to_thread(ModelTokenizer, files)

@@ -86,13 +86,13 @@ class RequestTurns:
         await self._loop.in_loop(tenant, piece)
 
     async def parse(self, tenant: str, check: Callable[[bytes], T], body: bytes) -> T:
-        """Check a body. Raises what `check` does."""
+        """Check a body. Raises the errors of `check`."""
         if len(body) > THREAD_BYTES:
             return await self.compute(tenant, partial(check, body))
         return await self._loop.in_loop(tenant, partial(check, body))
 
     async def compute(self, tenant: str, work: Callable[[], T]) -> T:
-        """Do what holds the interpreter for long, in a thread. Raises what `work` does."""
+        """Do long work in a thread, in turn. Raises the errors of `work`."""
         return await self._interpreter.in_thread(tenant, work)
 
     async def encode(self, tenant: str, work: Callable[[], T], is_gone: IsGone | None = None) -> T:
