@@ -50,7 +50,7 @@ class PoolFacts:
     resolution: Resolution | None  # of the present or the previous request
     serving: VerifiedArtifact | None
     report: PoolStatus | None
-    runners: tuple[RunnerProcess | Pod, ...]  # without those that leave
+    runners: tuple[RunnerProcess | Pod, ...]  # without leaving runners
     blocking_error: Rejection | None  # the reason why the children are not as they should be
     bounds: Bounds
     wanted_runners: int

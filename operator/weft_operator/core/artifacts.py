@@ -182,7 +182,7 @@ class Retention:
         self.kept_until[digest] = max(self.kept_until.get(digest, now), now + drain_s)
 
     def forget(self, now: float) -> None:
-        """Drop what has drained."""
+        """Drop the digests whose streams have drained."""
         for digest in [digest for digest, kept_until in self.kept_until.items() if kept_until <= now]:
             del self.kept_until[digest]
 

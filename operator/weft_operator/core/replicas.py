@@ -240,7 +240,7 @@ def _plan_sets(
     pool: PoolObject, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: ClusterState,
     defaults: RunnerDefaults, owned: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
 ) -> tuple[list[Child], set[ObjectKey], bool, dict[ObjectKey, Child]]:  # fmt: skip
-    """Plan runners of several pods.
+    """Plan the runners with several pods of a pool.
 
     Returns the children to apply, the children to keep, whether a runner has an old launch, and the successors of
     replaced runners. All remaining children are deleted.

@@ -94,7 +94,7 @@ class Settings(ProcessSettings):
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """The namespaces allowed for pools."""
+        """The namespaces allowed for serving pools."""
         return tuple(self.pool_namespaces.split(","))
 
     @property

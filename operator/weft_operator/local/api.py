@@ -2,11 +2,11 @@
 
 | path | |
 |---|---|
-| `POST /v1/apply` | an object, as in a manifest -> `{"result", "object"}`; a `List`: see below |
-| `POST /v1/delete` | a `List` of objects; only kind, namespace and name count |
+| `POST /v1/apply` | an object, as in a manifest -> `{"result", "object"}`; a `List`: see below. |
+| `POST /v1/delete` | a `List` of objects; only kind, namespace and name count. |
 | `GET /v1/{plural}[?namespace=]` | `{"items", "resourceVersion"}` |
 | `GET, DELETE /v1/{plural}/{namespace}/{name}` | the object |
-| `GET /v1/watch[?resourceVersion=]` | `{"type", "object"}` a line, without end; 410: list again |
+| `GET /v1/watch[?resourceVersion=]` | `{"type", "object"}` a line, without end; 410: list again. |
 | `GET /v1/logs/{component}[?tail=][&follow=1]` | text: the last `tail` lines (default: all kept), then new lines |
 | `GET /v1/stack` | addresses, states |
 

@@ -46,7 +46,7 @@ class ObjectStore:
         self._watchers: set[asyncio.Event] = set()
 
     def get(self, ref: Ref) -> Object:
-        """Read an object. Raises LocalNotFound."""
+        """Read an object of the store. Raises LocalNotFound."""
         stored = self._objects.get(ref)
         if stored is None:
             raise LocalNotFound(f"there is no {ref.kind} {ref}")
