@@ -158,7 +158,7 @@ def pinned_max(pool: PoolObject) -> int | None:
 
 
 def name_owner(model_name: str, desired: DesiredState) -> PoolObject | AdapterObject | None:
-    """Return the owner of a name: the first by the rules above. Claimants rejected for further reasons do not count."""
+    """Return the owner of a name: the first by the rules above. Claimants rejected for other reasons do not count."""
     claimants = (claimant for claimant in desired.claimants(model_name) if _may_hold(claimant, desired))
     return min(
         claimants,

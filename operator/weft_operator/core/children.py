@@ -113,7 +113,7 @@ def runner_children(
     }
     notes = revision_of(pool, base_digest, defaults).annotations
     children = [_child(meta, "apps/v1", "StatefulSet", name, labels, {"spec": spec}, notes)]
-    if defaults.network_policies:  # without further policies it would cut the pods off
+    if defaults.network_policies:  # without other policies it would cut the pods off
         policy = {"spec": _ranks_policy(selecting)}
         children.append(_child(meta, "networking.k8s.io/v1", "NetworkPolicy", name, labels, policy))
     return children

@@ -16,7 +16,7 @@ from weft.api.template import amount
 INTENT = "serving.weft.dev/intent"
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
-# Lists that the API server merges by a key, so further writers may add to them. Every other list has a single owner.
+# Lists that the API server merges by a key, so other writers may add to them. Every other list has a single owner.
 LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     "ownerReferences": ("uid",),
     "containers": ("name",),
@@ -28,7 +28,7 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     "ports": ("containerPort", "port", "protocol"),
 }
 QUANTITIES = ("limits", "requests", "sizeLimit")
-# Fields with a meaningful zero: the API server keeps it. In further fields, zero and absence are the same.
+# Fields with a meaningful zero: the API server keeps it. In other fields, zero and absence are the same.
 KEPT_ZEROS = frozenset(
     (
         "replicas",

@@ -2,7 +2,7 @@
 
 It compares the desired and the present state, never past events, and orders only the difference. So it may run at any
 time and any number of times. Without a difference it orders nothing, and it writes no status equal to the stored
-status. `reconcile` plans a single object: its plan never depends on the health of further objects.
+status. `reconcile` plans a single object: its plan never depends on the health of other objects.
 
 The actions of an object have a fixed order: actions inside this process (asking the depot, publishing), actions of the
 backend, the status, Events.

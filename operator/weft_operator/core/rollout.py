@@ -2,7 +2,7 @@
 
 `spec.rollout` bounds a pool. Its groups are replaced one after another, so the bounds hold for the whole pool. A change
 of the installation's part of all runners (a new image, a new operator) is made pool by pool. Pools in order come first,
-and the next pool waits until the changed pools are in order. A change of the pool's part waits for no further pool.
+and the next pool waits until the changed pools are in order. A change of the pool's part waits for no other pool.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

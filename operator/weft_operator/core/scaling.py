@@ -173,7 +173,7 @@ def select_victims(
     `waited`: the scheduler has had its time to answer. Unready runners go first, then the scheduler's victims in its
     order. For a number set by people, the last remaining runners follow. If groups are counted separately
     (`is_separate`), they follow only until the scheduler has answered: its answer may move runners between groups. The
-    scheduler counts groups of the same phase together. So for each of its `elsewhere` victims in further groups, an
+    scheduler counts groups of the same phase together. So for each of its `elsewhere` victims in other groups, an
     unnamed runner may be deleted here.
     """
     surplus, answered = len(present) - wanted_runners, report is not None and is_current(report, bounds)

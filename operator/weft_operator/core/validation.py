@@ -1,6 +1,6 @@
 """Rules between objects, checked before an object is stored: a change that breaks existing objects is refused. Pure.
 
-The schema has judged the object by itself already. These rules depend on further objects: names, slots, namespaces,
+The schema has judged the object by itself already. These rules depend on other objects: names, slots, namespaces,
 bases. The webhook and the local API call the same function, so both refuse with the same words.
 
 - Objects may come in any order: a missing object refuses nothing. An adapter without its pool is stored, with a warning

@@ -32,7 +32,7 @@ from weft_operator.kubernetes.event_mapping import DELETION_COST, owner_of
 from weft_operator.kubernetes.events import EventRecorder
 from weft_operator.kubernetes.resync import read_again
 
-# The API server's verdict on a request (500: from an admission webhook). Any further status is about the server.
+# The API server's verdict on a request (500: from an admission webhook). Any other status is about the server.
 REFUSALS = frozenset((400, 403, 413, 422, 500))
 
 

@@ -2,7 +2,7 @@
 """The local shell: runs the planner's actions as processes on one machine, and keeps objects in one file.
 
 Tests import these names from here, because the submodules may change. `weft up` loads all of them, in most of a second:
-further commands import from here inside functions.
+other commands import from here inside functions.
 """
 
 from weft_operator.local.admission import Invalid, ObjectAdmission, admit

@@ -127,7 +127,7 @@ class LocalApi:
     async def _log(self, request: Request) -> Response:
         name = request.path_params["component"]
         if name not in self._logs:
-            raise LocalNotFound(f"unknown component {name!r}; expected:  {', '.join(sorted(self._logs))}")
+            raise LocalNotFound(f"unknown component {name!r}; expected: {', '.join(sorted(self._logs))}")
         tail = _whole_number(request, "tail", 0) if "tail" in request.query_params else None
         follow = request.query_params.get("follow") in ("1", "true")
         return StreamingResponse(_log_bytes(self._logs[name], tail, follow), media_type="text/plain; charset=utf-8")
@@ -206,7 +206,7 @@ def _ref_of(obj: Object) -> Ref:
 def _kind(request: Request) -> Kind:
     plural = request.path_params["plural"]
     if plural not in PLURALS:
-        raise LocalNotFound(f"unknown resource {plural!r}; expected:  {', '.join(PLURALS)}")
+        raise LocalNotFound(f"unknown resource {plural!r}; expected: {', '.join(PLURALS)}")
     return PLURALS[plural]
 
 

@@ -3,7 +3,7 @@
 This wrapper is exec'd, instead of a hook between fork and exec. The parent has gRPC threads, and Python code in a
 forked child of a threaded process can deadlock. The kernel sends SIGKILL when the parent's starting thread ends, also
 after `kill -9`. The parent may die before the call to prctl; the check afterwards covers this case. Linux only: on
-further systems children end only on the parent's SIGTERM.
+other systems children end only on the parent's SIGTERM.
 """
 
 import ctypes

@@ -24,7 +24,7 @@ class PortSource:
     """A source of free ports on loopback. No port is given out twice, not even to a second process with a source.
 
     Each port is reserved by an abstract unix socket named after its number, which the kernel removes with this process
-    (Linux; on further systems two processes may get the same port). Only the last RESERVED ports stay reserved: the
+    (Linux; on other systems two processes may get the same port). Only the last RESERVED ports stay reserved: the
     earlier ports are by then in use, or given up.
     """
 

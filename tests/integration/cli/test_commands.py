@@ -416,7 +416,7 @@ def test_logs_are_printed_and_components_named(controller: Any, capfd: pytest.Ca
     assert run(capfd, "logs")[1].split() == ["controller", "depot"]
     code, _, err = run(capfd, "logs", "nope")
     assert code == 1
-    assert "there are: depot" in err
+    assert "expected: depot" in err
 
 
 def test_a_supervisor_that_is_gone_is_named(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
