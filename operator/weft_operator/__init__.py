@@ -1,7 +1,7 @@
-"""The operator: a pure planner, a controller around it, and two shells that carry actions out.
+"""The operator: a pure planner, a controller around it, and two shells for its actions.
 
-- `core`: `reconcile(ref, state, now) -> actions` and what it decides by. Values in, decisions out.
+- `core`: `reconcile(ref, state, now) -> actions` and its rules. Values in, decisions out.
 - `controller`: the work queue and the loop; clients of the depot and of the scheduler's registry.
-- `kubernetes`: objects watched with kopf, actions carried out through the API server, one leader.
-- `local`: objects in one file, actions carried out with processes of this machine (`weft up`).
+- `kubernetes`: watches objects with kopf and sends actions to the API server; one leader.
+- `local`: keeps objects in one file and runs processes on this machine (`weft up`).
 """

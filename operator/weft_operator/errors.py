@@ -1,26 +1,26 @@
 """What can go wrong.
 
 OperatorError
-├── DepotUnavailable     the depot did not answer: asked again later
-│   └── DepotFailed      it answered, with an error of its own or with what is no answer
-├── SupervisorUnavailable  the supervisor did not answer, or refused: asked again later
-├── StaleWrite           a fenced write met another version of the object, or none: planned again from what is there
-│   ├── ChildExists      an unknown object has a child's name; carries the object: planned again, with it known
-│   ├── ObjectNotFound   404: there is no such object, or no such resource
-│   ├── VersionConflict  409: the object has another version than the write was made from
-│   └── AlreadyExists    409: an object that was to be created is there
-├── ChildRefused         the API server refuses what a pool should own: tried again later
+├── DepotUnavailable     the depot did not answer: ask again later
+│   └── DepotFailed      the depot answered with an error, or with an invalid answer
+├── SupervisorUnavailable  the supervisor did not answer, or refused: ask again later
+├── StaleWrite           a fenced write met a different version of the object, or no object: plan again
+│   ├── ChildExists      an unreported object has a child's name; carries the object: plan again with it
+│   ├── ObjectNotFound   404: the object or the resource does not exist
+│   ├── VersionConflict  409: the object's version has changed since the write was planned
+│   └── AlreadyExists    409: the object to create exists already
+├── ChildRefused         the API server refuses a child of a pool: try again later
 ├── KubernetesError
-│   ├── ApiFailed        the API server refused a request; carries status, reason and its message: planned again later
-│   └── ApiUnreachable   it did not answer in time: asked again later
-├── ApiError             a request to the local API is refused; carries status, reason and causes
+│   ├── ApiFailed        the API server refused a request; carries status, reason and message: plan again later
+│   └── ApiUnreachable   the API server did not answer in time: ask again later
+├── LocalApiError        a refused request to the local API; carries status, reason and causes
 │   ├── Invalid (422)    the object breaks the schema or a rule; every cause names its field
-│   ├── NotFound (404)
-│   ├── Conflict (409)   the object has changed since it was read
-│   ├── BadRequest (400)
-│   └── Expired (410)    a watch from a version that is no longer remembered: list again
-└── StackError           `weft up` cannot go on
-    ├── FileRootGone     the folder of `file:` URIs that the data directory names is not there
+│   ├── LocalNotFound (404)
+│   ├── LocalConflict (409)  the object has changed since the client read it
+│   ├── LocalBadRequest (400)
+│   └── Expired (410)    a watch from a forgotten version: list again
+└── StackError           `weft up` cannot continue
+    ├── FileRootGone     the data directory names a folder of `file:` URIs, and the folder is missing
     ├── PortInUse
     ├── StoreDamaged     objects.json cannot be read
     └── ComponentFailed  a component ended before it was ready; carries its last words
@@ -44,7 +44,7 @@ class DepotFailed(DepotUnavailable):
 
 
 class SupervisorUnavailable(OperatorError):
-    """The supervisor did not answer, or not as it should. Whether it has done what it was asked for is not known."""
+    """The supervisor did not answer, or not as it should. It may have carried out the request."""
 
 
 class StaleWrite(OperatorError):
@@ -97,7 +97,7 @@ class ChildRefused(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A fault of an object. `field` is a path such as spec.lora.maxRank."""
+    """A fault of an object. `field` is a path like spec.lora.maxRank."""
 
     field: str
     message: str

@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
 """The loop around the planner: work queue, rate limit, and the clients of the depot and of the scheduler.
 
-Tests take these names from here: the modules behind them may change.
+Tests import these names from here, because the submodules may change.
 """
 
 from weft_operator.controller.clock import Clock, unix_clock

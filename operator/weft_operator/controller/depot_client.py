@@ -1,4 +1,4 @@
-"""A client of the depot's HTTP API: resolve, what has changed, and the list of what to keep."""
+"""A client of the depot's HTTP API: resolve a source, list changed sources, and send the digests to keep."""
 
 from collections.abc import Callable, Collection
 from typing import Any, get_args
@@ -11,15 +11,15 @@ from weft.wire.channels import fast_keepalive_socket_options
 from weft.wire.tls import Tls
 from weft_operator.errors import DepotFailed, DepotUnavailable
 
-WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes
-MAX_WAIT_S = 3600.0  # that a server may ask for
-FIRST_WAIT_S = 1.0  # a request that is answered within this, as one about an unchanged source, is the only one
+WAIT_S = 10.0  # one long poll; the operation may take longer
+MAX_WAIT_S = 3600.0  # the longest retryAfterSeconds accepted from a depot
+FIRST_WAIT_S = 1.0  # a fast answer, for example about an unchanged source, needs no second request
 TIMEOUT_S = 30.0
 AGAIN_LATER = (401, 403, 404, 429, 503)
 
 
 class DepotClient:
-    """One connection pool to a depot. Close it with `aclose()`."""
+    """A pool of HTTP connections to a depot. Close it with `aclose()`."""
 
     def __init__(self, url: str, tls: Tls | None = None) -> None:
         verify = tls.client_context("depot") if tls else True
@@ -33,8 +33,8 @@ class DepotClient:
     async def resolve(self, request: ResolveRequest, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
         """Ask, then follow the operation to its end. `on_step` is called for each state on the way.
 
-        A depot that fails on this one request is no depot that is away: that is a failure of the object, which its
-        conditions tell. Raises DepotUnavailable.
+        A depot that fails on this one request is available: the failure belongs to the object, whose conditions report
+        it. Raises DepotUnavailable.
         """
         try:
             params = {"wait_s": FIRST_WAIT_S}
@@ -56,7 +56,7 @@ class DepotClient:
                 on_step(answer)
 
     async def retain(self, digests: frozenset[str]) -> None:
-        """Send the complete list of what to keep; the depot drops the rest. Raises DepotUnavailable."""
+        """Send the complete list of digests to keep; the depot drops the rest. Raises DepotUnavailable."""
         await self._json("POST", "/v1/retain", json={"digests": sorted(digests)})
 
     async def changed(self, watches: Collection[str], wait_s: float) -> frozenset[str]:
@@ -68,7 +68,7 @@ class DepotClient:
         answer = await self._json("POST", "/v1/changed", params=params, json={"watches": sorted(watches)})
         changed_watches = answer.get("changed")
         if not isinstance(changed_watches, list) or not all(isinstance(watch, str) for watch in changed_watches):
-            raise DepotFailed(f"the depot answered with what is no list of changes: {quoted(answer, 200)}")
+            raise DepotFailed(f"the depot's answer is not a list of changes: {quoted(answer, 200)}")
         return frozenset(changed_watches)
 
     async def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class DepotClient:
         if method == "POST" and (refused := rejection(status, body)):
             return refused
         message = f"the depot answered {method} {path} with {status}: {sanitize(response.text[:200])}"
-        # 404: an operation that it forgot, by a restart; busy: another time; 401, 403: our certificate is not the
+        # 404: the depot forgot the operation in a restart; busy: ask later; 401, 403: our certificate is not the
         # operator's. None of them is about this request.
         raise DepotUnavailable(message) if status in AGAIN_LATER else DepotFailed(message)
 
@@ -103,11 +103,11 @@ def rejection(status: int, body: object) -> dict[str, Any] | None:
 
 
 def parse_answer(body: dict[str, Any]) -> OperationStatus:
-    """Read an operation as the depot reports it. Raises DepotFailed for what is none."""
+    """Read an operation as the depot reports it. Raises DepotFailed if the answer is invalid."""
     state: State | None = body.get("state")
     digest = body.get("digest")
     if state is None or state not in get_args(State) or (state == "Fetched" and not isinstance(digest, str)):
-        raise DepotFailed(f"the depot answered with what is no operation: {quoted(body, 200)}")
+        raise DepotFailed(f"the depot's answer is not an operation: {quoted(body, 200)}")
     return OperationStatus(
         state=state,
         digest=digest,

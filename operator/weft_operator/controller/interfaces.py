@@ -1,4 +1,4 @@
-"""Interfaces of what the planner's loop depends on: a backend, the depot, the scheduler's registry, a counter."""
+"""Interfaces of the loop's dependencies: a backend, the depot, the scheduler's registry, a counter."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -40,8 +40,8 @@ ClusterAction = (
 class Backend(Protocol):
     """The part that differs between a cluster and a single machine.
 
-    Every method raises StaleWrite when what it was ordered for is a newer object, or gone. What it changed comes as
-    events (`on_*`), before it returns or later.
+    Every method raises StaleWrite when the object is gone or newer than the action's version. The change comes back as
+    an event (`on_*`), before the method returns or later.
     """
 
     async def set_status(self, action: SetStatus) -> None: ...
@@ -86,14 +86,14 @@ class RegistryApi(Protocol):
 
 
 class ReconcileMetrics(Protocol):
-    """A counter of what is done. Must not block, must not raise."""
+    """A counter of completed work. Must not block, must not raise."""
 
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
-        """Count a plan of one object with its executed actions."""
+        """Count a plan of an object with its executed actions."""
         ...
 
     def wrote(self, action: str) -> None:
-        """Count an action of this name that the backend has carried out."""
+        """Count an executed action of this name."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""The keys that this cluster's APIKeys declare, at the supervisor: declared, withdrawn, listed.
+"""The keys of this cluster's APIKeys at the supervisor: declared, withdrawn, listed.
 
-Each call is made by the leader alone, and ends before another replica may lead.
+Only the leader makes calls. Each call ends before another replica may lead.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ NAMES = {scope: name for name, scope in SCOPES.items()}
 
 
 class KeyRegistry:
-    """One channel to the supervisor. `lead()` raises if this process does not lead."""
+    """A channel to the supervisor. `lead()` raises if this process does not lead."""
 
     def __init__(self, address: str, tls: Tls | None, *, lead: Callable[[], None], call_s: float) -> None:
         self._channel = channel(address, tls, "supervisor")

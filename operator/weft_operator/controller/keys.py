@@ -1,9 +1,9 @@
 """APIKeys in the loop: each is reconciled periodically, step by step, as `core/api_keys.py` plans it.
 
-Secrets are read by name and never listed or watched, so a reconcile is what notices that one has changed or gone: after
-`POLL_S`, longer where keys are many. An APIKey that changes is reconciled at once. The supervisor's list is asked for
-at the start and each `LIST_S`; in between what this process has declared itself is known. Plaintext keys are drawn
-here, go into a Secret, and are neither kept nor logged.
+Secrets are read by name and never listed or watched. Only a reconcile notices a changed or deleted Secret: after
+`POLL_S`, or later if there are many keys. An edited APIKey is reconciled at once. The supervisor's list is read at the
+start and every `LIST_S`; in between, this process knows its own declarations. Plaintext keys are drawn here, go into a
+Secret, and are neither kept nor logged.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ KIND = "APIKey"
 POLL_S, RECONCILES_PER_S = 5.0, 20.0
 LIST_S = 30.0
 AGAIN_S = 2.0  # while the supervisor does not answer
-MAX_STEPS = 12  # of one reconcile: from nothing to Ready are five
+MAX_STEPS = 12  # per reconcile; five lead from nothing to Ready
 
 
 class SecretReader(Protocol):
@@ -57,7 +57,7 @@ class SecretReader(Protocol):
 
 
 class KeyController(Loop):
-    """The controller of APIKeys. Feed it with `on_object` (complete before `run()`). One event loop owns it."""
+    """The controller of APIKeys. Feed it with `on_object` (complete before `run()`). It belongs to one event loop."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class KeyController(Loop):
         self._namespaces = frozenset(namespaces)
         self._keys: dict[Ref, Key | Malformed] = {}
         self._has_list = False
-        self._unsure: set[str] = set()  # owners of whom a call has failed: what the supervisor did is not known
-        self._called: set[str] = set()  # owners that a call was about while the list was on its way
+        self._unsure: set[str] = set()  # owners with a failed call: the supervisor's state is unknown
+        self._called: set[str] = set()  # owners with a call while the list was on its way
         self._declared: dict[str, list[SupervisorKey]] = {}  # by owner: in force, or revoked by a person
-        self._refused_hash: dict[str, str] = {}  # by owner: the hash that was refused
+        self._refused_hash: dict[str, str] = {}  # the refused hash, by owner
         self._refused: dict[Ref, str] = {}  # why its Secret was refused at this reconcile
 
     def on_object(self, obj: Object, deleted: bool) -> None:
-        """Take in an object of the cluster that is new, changed or gone; only APIKeys are of interest."""
+        """Take in a new, changed or deleted object of the cluster; only APIKeys are of interest."""
         if obj["kind"] != KIND:
             return
         key = parse_key(obj)
@@ -93,7 +93,7 @@ class KeyController(Loop):
             self._forget(ref)
         else:
             self._keys[ref] = key
-            if isinstance(key, Malformed):  # what is declared stays until its spec can be read
+            if isinstance(key, Malformed):  # the declared key stays until its spec can be read
                 log.warning("spec cannot be read", extra=kv(kind=KIND, object=str(ref), error=key.message))
         self._queue.add([ref])
 
@@ -114,7 +114,7 @@ class KeyController(Loop):
     async def compare(self) -> None:
         """List the declared keys of the supervisor, and withdraw keys without an object.
 
-        The list is ignored for an owner whose key a call changed while it was on its way: it may say what was before.
+        The list may be older than a call made while it was on its way. The owners of these calls keep their known keys.
         Raises SupervisorUnavailable.
         """
         unsure, self._called = set(self._unsure), set()
@@ -153,8 +153,8 @@ class KeyController(Loop):
             served=served,
             secret=await self._secrets.read(key) if served and not meta.deleting else NOT_READ,
             is_known=self._has_list and uid not in self._unsure,
-            declared=next((one for one in declared if not one.revoked), None),
-            revoked=frozenset(one.declaration.key_hash for one in declared if one.revoked),
+            declared=next((entry for entry in declared if not entry.revoked), None),
+            revoked=frozenset(entry.declaration.key_hash for entry in declared if entry.revoked),
             refused_hash=self._refused_hash.get(uid, ""),
             refused=self._refused.get(meta.ref, ""),
         )
@@ -194,5 +194,5 @@ class KeyController(Loop):
 
     def _replace(self, owner: str, key: SupervisorKey | None) -> None:
         """Record the owner's key in force, if any. Keys revoked by a person stay recorded."""
-        revoked = [one for one in self._declared.get(owner, []) if one.revoked]
+        revoked = [entry for entry in self._declared.get(owner, []) if entry.revoked]
         self._declared[owner] = [*revoked, key] if key else revoked

@@ -1,11 +1,11 @@
-"""The loop: events queue objects, queued objects are planned, actions are carried out. One for every kind.
+"""The loop: events queue objects, workers plan the queued objects, the backend carries the actions out.
 
-Several workers carry out what was planned, never two the same object. An object that is queued ten times while it
-waits, or while it is worked on, is planned once after that. An action that fails is not repeated by itself: its object
-is planned again after a pause (doubling, bounded), from what is true then.
+Several workers share the queue, never two on the same object. An object queued ten times while it waits, or while a
+worker has it, is planned once afterwards. A failed action is not repeated by itself: its object is planned again after
+a pause (doubling, bounded), from the state at that time.
 
-`Controller` is the loop of pools and adapters; that of APIKeys is in `keys.py`. Each has a queue and workers of its
-own, so a supervisor that hangs delays no adapter.
+`Controller` is the loop of pools and adapters; `keys.py` has the loop of APIKeys. Each has its own queue and workers,
+so a hanging supervisor delays no adapter.
 """
 
 import asyncio
@@ -78,10 +78,10 @@ class Loop(ABC):
 
     @abstractmethod
     async def reconcile(self, ref: Ref) -> float | None:
-        """Bring one object to its desired state. Return the time of the next attempt without events, or None."""
+        """Bring an object to its desired state. Return the time of the next attempt without events, or None."""
 
     async def _work(self) -> None:
-        """Reconcile queued objects one by one, until cancelled."""
+        """Reconcile one queued object after another until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WORKERS):
                 tasks.create_task(self._worker())
@@ -129,7 +129,7 @@ class Loop(ABC):
         self._queue.add_at(ref, self._clock() + pause_s)
 
     async def _order(self, ref: Ref, action: ClusterAction) -> None:
-        """Carry out an action on an object with the backend, from that object's budget of writes."""
+        """Carry out an action on an object with the backend. It counts against the object's budget of writes."""
         self._budget.take(ref, self._clock())
         backend = self._backend
         match action:
@@ -162,10 +162,10 @@ class Loop(ABC):
 
 
 class Controller(Loop):
-    """Pools and adapters: plans from `desired`, and keeps it from then on. One event loop owns the `State`.
+    """Pools and adapters: plans from `desired` and updates it. One event loop owns the `ClusterState`.
 
-    Feed it with `on_*`, long before `run()` too: one that waits for its turn to lead knows the world already. A slow
-    resync plans everything, so a lost event costs time, not correctness.
+    Feed it with `on_*`, also long before `run()`: a waiting replica is then ready to lead at once. A slow resync plans
+    everything, so a lost event costs time, not correctness.
     """
 
     def __init__(
@@ -180,15 +180,15 @@ class Controller(Loop):
     ) -> None:
         super().__init__(backend, clock, metrics)
         self.state = ClusterState(desired)
-        self.planned = asyncio.Event()  # every object that was there at the start was planned once
+        self.planned = asyncio.Event()  # every object present at the start was planned once
         self._first: set[Ref] = set()
         self._registry = registry
         self._depot = SourceResolver(depot, self.state, clock=self._clock, mark=self._queue.add)
 
     def load(self, objects: Iterable[Object]) -> None:
-        """Take in the complete list, before `run()`, where runners and scheduler start together with this controller.
+        """Take in the complete list before `run()`, if runners and scheduler start together with this controller.
 
-        So no stored readiness holds.
+        The stored readiness is then void.
         """
         for resource in map(parse, objects):
             self.state.desired.add(resource)
@@ -198,7 +198,7 @@ class Controller(Loop):
                 self.state.observed.adapter_reports[resource.meta.uid] = AdapterStatus("", False, 0)
 
     async def run(self) -> None:
-        """Plan until cancelled. All that is known is published to the scheduler before anything is written."""
+        """Plan until cancelled. All known objects are published to the scheduler before anything is written."""
         self.state.expectations.retention.started_at = self._clock()
         restore_resolutions(self.state, self._clock())
         self._first = set(self.state.desired.refs())
@@ -220,7 +220,7 @@ class Controller(Loop):
     # ------------------------------------------------------------------------------------------- events
 
     def on_object(self, obj: Object, *, deleted: bool = False) -> None:
-        """Take in an object that is new, changed, or gone. The caller keeps the order of its versions."""
+        """Take in a new, changed or deleted object. The caller keeps the order of its versions."""
         ref = ref_of(obj)
         resource = parse(obj, self.state.desired.get(ref))
         recorded = self.state.desired.meta(ref)
@@ -235,12 +235,12 @@ class Controller(Loop):
         self._queue.add(self.state.desired.drop(ref) if deleted else self.state.desired.put(resource))
 
     def on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
-        """Take in the changed state of a runner that is a process; None: it is gone."""
+        """Take in the changed state of a runner process; None: it is gone."""
         if _put(self.state.observed.runners, pool, index, runner):
             self._queue.add([pool])
 
     def on_child(self, pool: Ref, key: ObjectKey, obj: Object | None) -> None:
-        """Take in a change of what a pool owns; None: it is gone. The caller keeps the order of versions."""
+        """Take in a changed child of a pool; None: it is gone. The caller keeps the order of versions."""
         if _put(self.state.observed.children, pool, key, obj):
             self._queue.add([pool])
         self.state.observed.foreign.get(pool, {}).pop(key, None)
@@ -248,7 +248,7 @@ class Controller(Loop):
             self.state.expectations.applied.pop(key, None)
 
     def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
-        """Take in the changed state of a runner that is a pod; None: it is gone."""
+        """Take in the changed state of a runner's pod; None: it is gone."""
         previous = self.state.observed.pods.get(pool, {}).get(name)
         if previous is not None and (pod is None or pod.uid != previous.uid):
             self.state.expectations.deletion_costs.pop(previous.uid, None)
@@ -256,7 +256,7 @@ class Controller(Loop):
             self._queue.add([pool])
 
     def on_node(self, name: str, *, unschedulable: bool) -> None:
-        """Note that a node takes no new pods any more, or takes them again, or is gone."""
+        """Note that a node takes no new pods any more, takes them again, or is gone."""
         nodes = self.state.observed.unschedulable_nodes
         if unschedulable == (name in nodes):
             return
@@ -323,7 +323,7 @@ class Controller(Loop):
                 self._registry.update(action)
                 self._depot.schedule_gc()
             case RetainBlobs():
-                raise AssertionError("a digest list is no object's own business")
+                raise AssertionError("the list of kept digests belongs to no single object")
             case ApplyChild() | DeleteChild():
                 await self._change_child(ref, action)
             case _:
@@ -355,7 +355,7 @@ class Controller(Loop):
 
 
 def _is_known(meta: Meta, recorded: Meta, deleted: bool) -> bool:
-    """Whether an event is not news: the end of an earlier object of that name, or the version that is known."""
+    """Whether an event is old: the end of an earlier object of the same name, or the known version."""
     if meta.uid != recorded.uid:
         return deleted
     return not deleted and meta.resource_version == recorded.resource_version

@@ -1,7 +1,7 @@
-"""A client that sends desired state to the scheduler and takes its reports: one stream that comes back by itself.
+"""A client that sends desired state to the scheduler and takes its reports over one stream that reconnects.
 
-The client keeps the complete table. A connection starts with the whole of it as a snapshot; after that, a change leaves
-at once, and those that follow gather for a while and leave as one message: each costs scheduler, gateways and runners
+The client keeps the complete table. A connection starts with a snapshot of the table. Afterwards a change leaves at
+once; further changes gather for a while and leave as one message. Each message costs scheduler, gateways and runners
 work that grows with the table. Nothing is sent before `start()`: an incomplete snapshot would take adapters out of the
 route table.
 """
@@ -37,7 +37,7 @@ class RegistryClient:
         tls: Tls | None = None,
         term: int = 0,
     ) -> None:
-        """Connect nothing yet. `term`: of this operator's leadership, set until `start()`; 0: there is only one."""
+        """Connect nothing yet. `term`: the term of this leader, set until `start()`; 0: without an election."""
         self.term = term
         self._channel = channel(address, tls, "scheduler", hurried=False)
         self._on_pool, self._on_adapter = on_pool, on_adapter
@@ -71,7 +71,7 @@ class RegistryClient:
         self._started.set()
 
     def update(self, action: RegistryUpdate) -> None:
-        """Change the table; a connected scheduler gets it at once, or with others a moment later."""
+        """Change the table; a connected scheduler gets the change at once, or a moment later with further changes."""
         match action:
             case PublishPool(ref=ref, entry=entry):
                 self._set(str(ref), entry, "pool")
@@ -111,7 +111,7 @@ class RegistryClient:
         return [self._message(set(self._table), snapshot=True)]
 
     def _message(self, keys: set[tuple[str, str]], *, snapshot: bool = False) -> pb.RegistryToScheduler:
-        """Make the message of these keys' present state. Missing keys are sent as removed."""
+        """Make the message of the present state of these keys. Missing keys are sent as removed."""
         pools: list[PoolSpec] = []
         adapters: list[AdapterSpec] = []
         removed: dict[str, list[str]] = {"pool": [], "adapter": sorted(self._unloading) if snapshot else []}

@@ -1,8 +1,8 @@
-"""Requests to the depot: sources to resolve, a bounded number at once, which of them have changed, what to keep.
+"""Requests to the depot: sources to resolve (a bounded number at once), changed sources, digests to keep.
 
-A request lasts as long as its source takes, hours for a large or slow one. So a namespace may only have a few under
-way, and nothing ever waits until none is: a namespace whose sources stand still delays no other. Sources
-that were resolved before get half of those, so that a new one does not wait until a new leader has asked for them all.
+A request lasts as long as its source takes: hours for a large or slow source. Each namespace may have only a few
+requests under way, so slow sources of one namespace delay no other. Resolved sources get half of these requests: a new
+source then does not wait until a new leader has resolved all known sources.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 RESOLVES_AT_ONCE = 64  # fewer than the depot client has connections
 RESOLVES_OF_NAMESPACE = 8
-RESOLVES_AGAIN = 4  # of those, of sources whose answer is known
-# A depot looks at few sources by itself for so long, every 2 s; a question of the controller would cost ten such looks.
+RESOLVES_AGAIN = 4  # at most, for sources with a known answer
+# The depot itself watches a few sources for WATCH_S, every 2 s. One question of the controller costs ten looks.
 WATCH_S, FEW_S = 20.0, 2.0
-PAUSE_S = 10.0  # between two lists, and before a question that the depot did not answer is asked again
+PAUSE_S = 10.0  # between two lists, and before an unanswered question is repeated
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -44,7 +44,7 @@ class _Turns:
 
 
 class SourceResolver:
-    """The owner of the requests under way. `mark` is called with objects that have to be planned again."""
+    """The owner of the requests under way. `mark` is called with objects to plan again."""
 
     def __init__(
         self, depot: DepotApi, state: ClusterState, *, clock: Callable[[], float], mark: Callable[[Iterable[Ref]], None]
@@ -53,7 +53,7 @@ class SourceResolver:
         self._clock, self._mark = clock, mark
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._permits = asyncio.Semaphore(RESOLVES_AT_ONCE)
-        self._turns = WeakValueDictionary[str, _Turns]()  # by namespace, while one there has requests
+        self._turns = WeakValueDictionary[str, _Turns]()  # by namespace, while the namespace has requests
         self._drains, self._news = asyncio.Event(), asyncio.Event()
 
     def resolve(self, action: Resolve) -> None:
@@ -72,7 +72,7 @@ class SourceResolver:
             task.cancel()
 
     def schedule_gc(self) -> None:
-        """Have the list of what to keep sent soon: something was published or unpublished, so digests may drain."""
+        """Send the list of kept digests soon: an object was published or unpublished, so digests may drain."""
         self._drains.set()
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class SourceResolver:
         self._mark([action.ref])
 
     async def _retain(self) -> None:
-        """Send the list. What resolutions under way have fetched, and no list names yet, the depot's leases keep."""
+        """Send the list of kept digests. The depot's leases keep blobs that running resolutions have fetched."""
         now = self._clock()
         try:
             for action in plan_retention(self._state, now):

@@ -1,8 +1,8 @@
-"""The queue of objects that have to be planned, and the budget of writes for each. Pure.
+"""The queue of objects to plan, and the budget of writes for each. Pure.
 
-An object may be written about in a burst, then at a steady pace. A controller that puts right what another one keeps
-changing (a second installation, a webhook, a script) would do so as fast as the API server answers. Nothing that
-happens by itself comes near these numbers for long.
+An object's writes may come in a burst, then at a steady pace. A second installation, a webhook or a script may keep
+undoing the controller's writes. Without the budget, the controller would repeat them as fast as the API server answers.
+Normal operation stays far below these numbers.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from weft_operator.core.resources import Ref
 class WorkQueue:
     """A queue of objects to plan: each at most once at a time, at once or at a time. Several consumers.
 
-    What `get()` has given out is worked on until `done()`: added again meanwhile, it is given out after that, once.
+    An object from `get()` is in work until `done()`. If it is added again meanwhile, `get()` returns it once more after
+    that.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -28,14 +29,14 @@ class WorkQueue:
         self._due_at: dict[Ref, float] = {}
         self._count = itertools.count()
         self._wake = asyncio.Event()
-        self._turn = asyncio.Lock()  # of many idle consumers one waits for the next object, the others for their turn
+        self._turn = asyncio.Lock()  # one idle consumer waits for the next object, the rest wait for their turn
 
     def __len__(self) -> int:
         """The number of objects waiting for a plan now."""
         return len(self._marked) + len(self._later)
 
     def add(self, refs: Iterable[Ref]) -> None:
-        """Add objects; an object that is queued already is queued once."""
+        """Add objects; an already queued object stays queued once."""
         for ref in refs:
             (self._later if ref in self._working else self._marked)[ref] = None
         self._wake.set()
@@ -84,12 +85,12 @@ class WorkQueue:
                 self.add([ref])
 
 
-BURST = 100  # writes: a pool whose adapters and runners all come up at once
+BURST = 100  # writes: many adapters and runners of a pool come up at once
 PER_S = 1.0
 
 
 class TokenBucket:
-    """A budget of writes for each object. One owner; `now` is in seconds."""
+    """A budget of writes for each object, with a single owner; `now` is in seconds."""
 
     def __init__(self) -> None:
         self._spent: dict[Ref, tuple[float, float]] = {}  # writes not yet forgiven, and as of when
@@ -99,7 +100,7 @@ class TokenBucket:
         self._spent[ref] = (self._level(ref, now) + 1.0, now)
 
     def pause_s(self, ref: Ref, now: float) -> float:
-        """Return the seconds to leave an object alone; 0 to reconcile now."""
+        """Return the seconds to wait before reconciling an object; 0: reconcile now."""
         return max(0.0, self._level(ref, now) - BURST + 1.0) / PER_S
 
     def forget(self, ref: Ref) -> None:

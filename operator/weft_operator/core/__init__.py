@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
-"""The planner and everything that it decides by. Pure: no event loop, network, clock or Kubernetes client.
+"""The planner and all its rules. Pure: no event loop, network, clock or Kubernetes client.
 
-Other packages import these names from here and nothing else: the modules of this package may change.
+Other packages import only these names, from here: the modules of this package may change.
 """
 
 from weft.artifacts.depot_api import OperationStatus

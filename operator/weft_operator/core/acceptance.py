@@ -1,16 +1,17 @@
-"""Decisions about one object: whether it may be served, what the depot should be asked, which content serves now.
+"""Decisions about one object: whether it may be served, the request to the depot, the serving content.
 
-The rules, in the order in which they are asked:
-- A base model's name is reserved: an adapter that wants it is refused however old it is. So is a name that begins with
-  NAMESPACE/ to that namespace: nobody elsewhere keeps a tenant from its own names. Otherwise the older object has the
-  name; of two equally old ones the one that is already accepted, then the lower uid.
-- A pool names the namespaces that may use it.
-- One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit
-  beside it the older ones are accepted.
-- An adapter is checked against its pool's base, so it is resolved only once that base is there.
-- What serves is the last good content, on the base that it was checked against. A source that became bad keeps it
-  (conditions have the reason). An adapter that moves stays in the pool before it until the new one takes requests, and
-  for as long as the new one is not there or refuses the adapter.
+The rules, in order of their application:
+
+- A base model's name is reserved: an adapter that claims it is refused, however old it is. A name that begins with
+  NAMESPACE/ is reserved for the namespace, so no foreign namespace takes a tenant's names. Otherwise the older object
+  has the name. Among equally old objects the accepted object has it, then the object with the lower uid.
+- A pool names the namespaces allowed to use it.
+- A slot of each runner is never pinned; otherwise no unpinned adapter would ever be served. If too many adapters are
+  pinned for the remaining slots, the older adapters are accepted.
+- An adapter is checked against its pool's base, so it is resolved only after the base.
+- The last good content serves, on the base of its check. It goes on serving when its source becomes bad (conditions
+  have the reason). A moving adapter stays in its previous pool until the new pool takes requests, also while the new
+  pool is missing or refuses the adapter.
 """
 
 import re
@@ -46,16 +47,16 @@ class PoolFacts:
     pool: PoolObject
     rejection: Rejection | None
     request: ResolveRequest | None  # None: not accepted
-    resolution: Resolution | None  # of that request or of the one before it
+    resolution: Resolution | None  # of the present or the previous request
     serving: VerifiedArtifact | None
     report: PoolStatus | None
-    runners: tuple[RunnerProcess | Pod, ...]  # without those that leave
-    blocking_error: Rejection | None  # why what it owns is not as it should be
+    runners: tuple[RunnerProcess | Pod, ...]  # without leaving runners
+    blocking_error: Rejection | None  # the reason why the children are not as they should be
     bounds: Bounds
     wanted_runners: int
     adapters_total: int
     adapters_ready: int
-    rollout: str = ""  # what the replacement of runners waits for
+    rollout: str = ""  # the awaited step of a replacement of runners
     template: TemplateView | None = None  # None: the spec gives no chat template, or the pool is not accepted
 
 
@@ -63,13 +64,13 @@ class PoolFacts:
 class AdapterView:
     adapter: AdapterObject
     rejection: Rejection | None
-    mismatch: Rejection | None  # the manifest's own assertion about the base does not hold
+    mismatch: Rejection | None  # the manifest asserts a different base
     request: ResolveRequest | None  # None: not accepted, a mismatch, or no base yet
     resolution: Resolution | None
     serving: VerifiedArtifact | None
     report: AdapterStatus | None
     canary: CanaryView | None  # None: none, or the adapter is not accepted
-    canary_kept: bool  # the spec has none any more, and what it was promoted to still serves
+    canary_kept: bool  # the spec has no canary any more, and the promoted content still serves
     template: TemplateView | None = None  # None: the spec gives no chat template
 
 
@@ -109,9 +110,11 @@ def adapter_view(adapter: AdapterObject, state: ClusterState, now: float) -> Ada
     canary, retained = None, None
     if (canary_spec := adapter.spec.canary) and pool and base:
         source = as_adapter(adapter, canary_spec)
-        asked, counts = adapter_request(source, pool, base), report.canary if report else None
-        canary = canary_view(adapter, canary_spec, asked, _resolution(source, asked, state), serving, counts, now)
-        stays = serving is not None and serving.pool != adapter.pool  # in the pool that it moves away from
+        canary_request, counts = adapter_request(source, pool, base), report.canary if report else None
+        canary = canary_view(
+            adapter, canary_spec, canary_request, _resolution(source, canary_request, state), serving, counts, now
+        )
+        stays = serving is not None and serving.pool != adapter.pool  # in its previous pool
         serving = canary.content if canary.phase == "Promoted" and not stays else serving
     elif request is not None:
         retained = _promoted_before(adapter, request, resolution)
@@ -149,13 +152,13 @@ def reject_adapter(adapter: AdapterObject, desired: DesiredState) -> Rejection |
 
 
 def pinned_max(pool: PoolObject) -> int | None:
-    """The number of adapters that may be pinned in this pool; None: only its runners' memory bounds them."""
+    """Return the maximum number of pinned adapters of this pool; None: bounded only by its runners' memory."""
     slots = pool.spec.advanced.max_adapters
     return None if slots is None else slots - UNPINNED_SLOTS
 
 
 def name_owner(model_name: str, desired: DesiredState) -> PoolObject | AdapterObject | None:
-    """The owner of a name: the first, by the rules above, of its claimants that are not rejected for something else."""
+    """Return the owner of a name: the first by the rules above. Claimants rejected for other reasons do not count."""
     claimants = (claimant for claimant in desired.claimants(model_name) if _may_hold(claimant, desired))
     return min(
         claimants,
@@ -165,7 +168,7 @@ def name_owner(model_name: str, desired: DesiredState) -> PoolObject | AdapterOb
 
 
 def accepted_by_name(adapters: Iterable[AdapterObject], desired: DesiredState) -> Iterator[AdapterObject]:
-    """Yield the adapters that have the name they ask for. Each name is looked at once, however many claim it."""
+    """Yield the adapters with an accepted name. Each name is looked at only once."""
     owners: dict[str, PoolObject | AdapterObject | None] = {}
     for adapter in adapters:
         if adapter.model_name not in owners:
@@ -187,7 +190,7 @@ def reject_by_name(adapter: AdapterObject, desired: DesiredState) -> Rejection |
 
 
 def _reject_pin(adapter: AdapterObject, desired: DesiredState) -> Rejection | None:
-    """Explain why an adapter that has its name may not be pinned; None when it may."""
+    """Explain why an adapter with an accepted name may not be pinned; None when it may."""
     pool = desired.pools[adapter.pool]
     max_pinned, precedence = pinned_max(pool), _precedence(adapter)
     if max_pinned is None:
@@ -198,12 +201,12 @@ def _reject_pin(adapter: AdapterObject, desired: DesiredState) -> Rejection | No
     if sum(1 for _ in islice(accepted_by_name(older, desired), max_pinned)) < max_pinned:
         return None
     bound = f"advanced.maxAdapters {pool.spec.advanced.max_adapters} pins at most {max_pinned} adapters"
-    advice = "unpin one, or raise or unset advanced.maxAdapters"
-    return Rejection("NoSlots", f"ServingPool {adapter.pool} with {bound}, and older ones are there; {advice}")
+    advice = "unpin an adapter, or raise or unset advanced.maxAdapters"
+    return Rejection("NoSlots", f"ServingPool {adapter.pool} with {bound}, and older adapters fill it; {advice}")
 
 
 def base_artifact(pool: PoolObject, state: ClusterState) -> VerifiedArtifact | None:
-    """The pool's base model, once it is there; None for a pool that is not accepted."""
+    """Return the resolved base model of a pool; None before, or for a pool that is not accepted."""
     if reject_pool(pool, state.desired):
         return None
     resolution = state.observed.resolutions.get(pool.meta.uid)
@@ -227,8 +230,8 @@ def pool_request(pool: PoolObject) -> ResolveRequest:
 def adapter_request(adapter: AdapterObject, pool: PoolObject, base: VerifiedArtifact) -> ResolveRequest:
     """Make the request to the depot about this adapter in this pool.
 
-    `baseModel` in the manifest names the pool's model itself; then the adapter's own `base_model_name_or_path` is not
-    compared and shapes decide.
+    If the manifest names the pool's model in `baseModel`, the depot does not compare the adapter's
+    `base_model_name_or_path`: then only the shapes decide.
     """
     source = adapter.spec.source
     return ResolveRequest(
@@ -262,7 +265,7 @@ def resolution_from_status(resource: PoolObject | AdapterObject, state: ClusterS
 
 
 def canary_from_status(adapter: AdapterObject, state: ClusterState, now: float) -> Resolution | None:
-    """The resolution of an adapter's canary by the adapter's status, for a controller that starts."""
+    """Return the resolution of an adapter's canary from the adapter's status, for a controller at its start."""
     view = adapter_view(adapter, state, now)
     return resolution_of_canary(adapter, view.canary.request, now) if view.canary else None
 
@@ -270,7 +273,7 @@ def canary_from_status(adapter: AdapterObject, state: ClusterState, now: float) 
 def supplied_template_from_status(
     resource: PoolObject | AdapterObject, state: ClusterState, now: float
 ) -> Resolution | None:
-    """The resolution of the chat template of an object's spec by its status, for a controller that starts."""
+    """Return the resolution of the spec's chat template from the object's status, for a controller at its start."""
     pool = resource if isinstance(resource, PoolObject) else state.desired.pools.get(resource.pool)
     base = base_artifact(pool, state) if pool and resource.chat_template.is_supplied else None
     return template_from_status(resource, base.digest, now) if base else None
@@ -319,7 +322,7 @@ def takes_requests(pool: PoolObject, state: ClusterState) -> bool:
 
 
 def _in_previous_pool(adapter: AdapterObject, state: ClusterState) -> VerifiedArtifact | None:
-    """The content of a Ready adapter in the pool that its spec no longer names, while that pool still may serve it."""
+    """Return the content of a Ready adapter in its previous pool, while the previous pool may still serve it."""
     previous = _previous(adapter)
     pool = state.desired.pools.get(previous.pool) if previous and previous.pool else None
     if previous is None or pool is None or not _admits(pool, adapter):
@@ -329,7 +332,7 @@ def _in_previous_pool(adapter: AdapterObject, state: ClusterState) -> VerifiedAr
 
 
 def _previous(adapter: AdapterObject) -> VerifiedArtifact | None:
-    """The content of a Ready adapter in a pool that its spec does not name."""
+    """Return the content of a Ready adapter in a pool other than the pool in its spec."""
     previous = served_content(adapter.status) if is_ready(adapter) else None
     return previous if previous and previous.pool != adapter.pool else None
 
@@ -339,7 +342,7 @@ def _admits(pool: PoolObject | None, adapter: AdapterObject) -> bool:
 
 
 def _base(pool: PoolObject, digest: str, *, named: bool) -> BaseRef:
-    """The base that an adapter has to fit, with its names: the served one, or the last part of its URI."""
+    """Return the base for an adapter's check, with its names: the served name, and the last part of its URI."""
     if not named:
         return BaseRef(digest)
     last_part = pool.spec.model.uri.rstrip("/").replace(":", "/").rpartition("/")[2]
@@ -356,10 +359,10 @@ def _mismatch(adapter: AdapterObject, pool: PoolObject) -> Rejection | None:
 
 
 def _may_hold(claimant: PoolObject | AdapterObject, desired: DesiredState) -> bool:
-    """Whether an object may hold a name. A refused one does not, or it would keep others from being served; a pool does
-    while it may be served.
+    """Whether an object may hold a name. A rejected object may not, because it would block servable objects.
 
-    An adapter that moves to a pool that does not admit it holds its name through the pool that serves it.
+    A pool holds its name while it may be served. An adapter moving to a pool that does not admit it holds its name
+    through its previous pool.
     """
     if isinstance(claimant, PoolObject):
         return desired.serves(claimant.meta.ref.namespace)
@@ -375,8 +378,10 @@ def _runners(ref: Ref, state: ClusterState) -> tuple[RunnerProcess | Pod, ...]:
 
 
 def _blocking_error(pool: PoolObject, state: ClusterState, now: float) -> Rejection | None:
-    """Return the error that keeps a pool's runners from starting: a forbidden folder, a child refused by the API
-    server, a name taken by a foreign object, or refused pods of a Deployment.
+    """Return the error that keeps a pool's runners from starting; None without an error.
+
+    The errors: a forbidden folder, a child refused by the API server, a name taken by a foreign object, refused pods of
+    a Deployment.
     """
     ref, names = pool.meta.ref, child_names(pool)
     if refusal := state.desired.folder_refusal(pool):
@@ -393,13 +398,13 @@ def _blocking_error(pool: PoolObject, state: ClusterState, now: float) -> Reject
     for key, obj in sorted(state.observed.children.get(ref, {}).items()):
         for condition in (obj.get("status") or {}).get("conditions") or ():
             if key.kind == "Deployment" and (condition["type"], condition["status"]) == ("ReplicaFailure", "True"):
-                # It names the pod that was refused, another one at each attempt: a status should not follow that.
+                # The message names the refused pod, a new pod at each attempt: a status should not follow it.
                 return Rejection("PodsRefused", POD_NAME.sub("pods", condition.get("message") or "pods are refused"))
     return None
 
 
 def is_in_own_namespace(claimant: PoolObject | AdapterObject) -> bool:
-    """Whether an object's model name begins with its own namespace, as it does by default."""
+    """Whether an object's model name begins with the object's namespace, as it does by default."""
     return claimant.model_name.startswith(f"{claimant.meta.ref.namespace}/")
 
 
@@ -413,7 +418,7 @@ def _conflict(asking: PoolObject | AdapterObject, owner: PoolObject | AdapterObj
 
 
 def describe_owner(asking: PoolObject | AdapterObject, owner: PoolObject | AdapterObject) -> str:
-    """Describe the owner of a name. A tenant does not learn the names of the adapters of others."""
+    """Describe the owner of a name. Tenants do not learn adapter names of foreign namespaces."""
     if isinstance(owner, PoolObject):
         return f"is the base model of ServingPool {owner.meta.ref}"
     if isinstance(asking, AdapterObject) and asking.meta.ref.namespace != owner.meta.ref.namespace:

@@ -27,7 +27,7 @@ class ForgetSource:
 
 @dataclass(frozen=True, slots=True)
 class PublishPool:
-    """Publish a pool to the scheduler, in place of what was published before."""
+    """Publish a pool to the scheduler, in place of its earlier entry."""
 
     ref: Ref
     entry: PoolSpec
@@ -40,7 +40,7 @@ class UnpublishPool:
 
 @dataclass(frozen=True, slots=True)
 class PublishAdapter:
-    """Publish an adapter to the scheduler, in place of what was published under this name."""
+    """Publish an adapter to the scheduler, in place of its earlier entry."""
 
     ref: Ref
     entry: AdapterSpec
@@ -76,7 +76,7 @@ class RemoveRunner:
 class ApplyChild:
     """Apply this object to the cluster, with each named field (server-side apply, forced).
 
-    `resource_version`: of the object that it was planned from; None: none was known.
+    `resource_version`: of the known object; None: no object was known.
     """
 
     pool: Ref
@@ -88,7 +88,8 @@ class ApplyChild:
 class DeleteChild:
     """Delete an object of exactly this uid in the background.
 
-    `successor`: what comes in its place. The API server is asked first whether it would take it.
+    `successor`: the object to apply next. Before the deletion, a dry run asks the API server whether it would accept
+    the successor.
     """
 
     pool: Ref
@@ -105,9 +106,9 @@ class DeleteChild:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChild:
-    """Set the replicas of a Deployment of exactly this version; nothing else of it changes.
+    """Set the replicas of a Deployment of exactly this version; the rest stays.
 
-    Its group is one that the pool no longer names, or one whose turn to get another template has not come.
+    The pool no longer names its group, or the group must still wait for its new template.
     """
 
     pool: Ref
@@ -141,7 +142,7 @@ class RecordEvent:
 
 @dataclass(frozen=True, slots=True)
 class SetStatus:
-    """Write the whole status, fenced by the version of the object that it was made from."""
+    """Write the whole status, fenced by the object's version in the plan."""
 
     ref: Ref
     uid: str

@@ -1,10 +1,11 @@
-"""APIKeys: `next_step(view, now)` is the one thing to do next for an APIKey, or nothing. Pure, level-based.
+"""APIKeys: `next_step(view, now)` decides the next step for an APIKey, or nothing. Pure, level-based.
 
-It looks at the object, at its Secret and at what the supervisor has under the object's uid, never at what happened, so
-a process may end after any step and another one goes on. The Secret is the one place of the key: what it holds is
-declared to the supervisor by its hash; what it holds no more is withdrawn first of all. An object keeps a finalizer
-until nothing is declared for it, so one that has gone has left no key behind; what is declared for no object (somebody
-took the finalizer off) is withdrawn, too (`orphans`). While supervisor or Secret are out of reach, nothing is decided.
+It looks at the object, at its Secret and at the supervisor's keys of the object's uid, never at past events. So a
+process may end after any step, and a new process continues. The key itself is stored only in the Secret. Its hash is
+declared to the supervisor and replaces an earlier hash. If the Secret has no valid key, the declared key is withdrawn
+first. An object keeps a finalizer until its key is withdrawn, so a deleted object leaves no key behind. If somebody
+removes the finalizer by hand, `orphans` lists the keys without an object, and they are withdrawn, too. While supervisor
+or Secret are out of reach, nothing is decided.
 """
 
 import base64
@@ -25,7 +26,7 @@ from weft_operator.core.resources import API_VERSION, UNREADABLE, Malformed, Met
 from weft_operator.core.status import UndatedCondition, merged, timestamp
 
 FINALIZER = "serving.weft.dev/revoke-key"
-ENTRY = "key"  # of a Secret that is made
+ENTRY = "key"  # of a new Secret
 MIN_CHARS, MAX_CHARS = 32, 512  # of a key
 TOKEN_DOTS = 2  # a gateway may take a text with this many dots for a token of an issuer
 NAME_LABEL = "serving.weft.dev/apikey"
@@ -73,7 +74,7 @@ class SupervisorKey:
 
 @dataclass(frozen=True, slots=True)
 class SecretKey:
-    """A Secret with a key, of which only the hash is known here."""
+    """A Secret with a key. Only the hash of the key is known here."""
 
     key_hash: str
     created: float
@@ -113,8 +114,8 @@ class KeyView:
     secret: Secret
     is_known: bool
     declared: SupervisorKey | None = None  # in force
-    revoked: frozenset[str] = frozenset()  # hashes of keys of this object that a person has revoked
-    refused_hash: str = ""  # the hash that the supervisor refused as somebody else's
+    revoked: frozenset[str] = frozenset()  # hashes of keys of this object revoked by a person
+    refused_hash: str = ""  # the hash refused by the supervisor because it belongs to somebody else
     refused: str = ""  # why the API server refused the Secret
 
 
@@ -127,7 +128,7 @@ class CreateSecret:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """Declare this key to the supervisor, in place of what the same object declared before."""
+    """Declare this key to the supervisor, in place of the object's earlier key."""
 
     declaration: KeyDeclaration
 
@@ -143,7 +144,7 @@ Step = AddFinalizer | RemoveFinalizer | CreateSecret | Declare | Withdraw | SetS
 
 
 def next_step(view: KeyView, now: float) -> Step | None:
-    """Decide what comes next; None: everything is as it should be, or nothing can be done now."""
+    """Decide the next step; None: everything is in order, or nothing can be done now."""
     key, meta = view.key, view.key.meta
     if meta.deleting or not view.served:
         return _let_go(view, now)
@@ -187,7 +188,7 @@ def _declaration(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
     if not isinstance(secret, SecretKey):
         if view.refused:
             return BadSecret("SecretRefused", view.refused)
-        return BadSecret("SecretMissing", f"there is no Secret {key.secret} in namespace {key.meta.ref.namespace}")
+        return BadSecret("SecretMissing", f"Secret {key.secret} does not exist in namespace {key.meta.ref.namespace}")
     if secret.key_hash in view.revoked:
         return BadSecret("KeyRevoked", "this key was revoked by hand, for good")
     if secret.key_hash == view.refused_hash:
@@ -208,12 +209,12 @@ def _declaration(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
 
 
 def expiry(key: Key, secret: SecretKey) -> float | None:
-    """The time at which the key ends, in unix seconds; None: never."""
+    """Return the time at which the key ends, in unix seconds; None: never."""
     return key.expires_at if key.expires_after_s is None else secret.created + key.expires_after_s
 
 
 def _let_go(view: KeyView, now: float) -> Step | None:
-    """Plan the end of what goes, or is not served: the key first, then the finalizer."""
+    """Plan the end of a deleted or unserved object: the key first, then the finalizer."""
     meta = view.key.meta
     has_finalizer = FINALIZER in meta.finalizers
     if has_finalizer and not view.is_known:
@@ -248,7 +249,7 @@ def _status_step(view: KeyView, reason: str, message: str, now: float) -> SetSta
 
 
 def _holds(key: Key) -> bool:
-    """Whether the stored status is of this spec, and says that the key is taken."""
+    """Whether the stored status is of this spec, and reports an accepted key."""
     return _ready(key.status).get("status") == "True" and key.status.get("observedGeneration") == key.meta.generation
 
 
@@ -288,7 +289,7 @@ def parse_key(obj: Object) -> Key | Malformed:
 
 
 def seen_secret(key: Key, obj: Object | None) -> Secret:
-    """Read the Secret that an APIKey names, as the API server gives it."""
+    """Read an APIKey's Secret, as the API server gives it."""
     if obj is None or (obj["metadata"].get("deletionTimestamp") and not key.brought):
         return NoSecret()
     owners = {owner.get("uid") for owner in obj["metadata"].get("ownerReferences") or ()}
@@ -299,7 +300,7 @@ def seen_secret(key: Key, obj: Object | None) -> Secret:
     except KeyError:
         return BadSecret("SecretInvalid", f"Secret {key.secret} has no entry {key.entry!r}")
     except (binascii.Error, UnicodeDecodeError):
-        return BadSecret("SecretInvalid", f"the entry {key.entry!r} of Secret {key.secret} is no printable ASCII text")
+        return BadSecret("SecretInvalid", f"the entry {key.entry!r} of Secret {key.secret} is not printable ASCII text")
     if not _KEY.fullmatch(text) or text.count(".") == TOKEN_DOTS:
         message = f"no key: {MIN_CHARS} to {MAX_CHARS} printable ASCII characters without spaces, and not two dots"
         return BadSecret("SecretInvalid", f"the entry {key.entry!r} of Secret {key.secret} is {message}")

@@ -1,14 +1,13 @@
-"""The depot's answers about a source, over time.
+"""The depot's answers about a source over time, and the digests for the depot to keep.
 
-A source is resolved again and again (an edited folder is noticed that way; the depot makes an unchanged one cheap), so
-a resolution keeps three things apart: the newest finished answer, whether a question is under way, and the last *good*
-answer, which is what may be served. Conditions show the newest answer; they do not flap while it is requested again.
+A source is resolved again and again: this is how an edited folder is noticed, and an unchanged source costs the depot
+little. A resolution keeps three facts apart: the newest finished answer, whether a request is under way, and the last
+*good* answer. Only the last good answer may be served. Conditions show the newest answer; they do not flap while it is
+requested again.
 
-Which digests the depot has to keep.
-
-Streams of a replaced or deleted digest finish on it within its pool's drain time, so a digest that leaves the registry
-stays retained for that long. The ledger is memory only: after a restart nothing is dropped before the longest drain
-time has passed, because what was draining then is not known.
+Streams of a replaced or deleted digest finish on it within its pool's drain time. So a digest removed from the registry
+stays retained for the drain time. The ledger is memory only. After a restart the draining digests are unknown, so
+nothing is dropped before the longest drain time has passed.
 """
 
 import zlib
@@ -23,12 +22,12 @@ from weft_operator.core.resources import Ref
 
 MAX_FAILURE_PAUSE_S = 10.0
 MAX_UNREACHABLE_PAUSE_S = 60.0
-MAX_REMOTE_PAUSE_S = 600.0  # after failures of a source that others serve
-MAX_CREDENTIALS_PAUSE_S = 60.0  # where a Secret or ConfigMap may be what is wrong: nobody tells of its correction
+MAX_REMOTE_PAUSE_S = 600.0  # after failures of a source on a remote server
+MAX_CREDENTIALS_PAUSE_S = 60.0  # if a Secret or ConfigMap may be wrong: no event reports its correction
 CREDENTIALS_REASONS = ("SecretMissing", "SecretForbidden", "SecretInvalid", "SourceForbidden", "SourceNotFound")
 MAX_PAUSE_DOUBLINGS = 10  # of a pause: any bound is reached before
-WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot reports
-JITTER = 0.1  # of every pause before a remote source is asked: those of one host do not come together
+WATCHED_S = 3600.0  # between two full reads of a source with a watch at the depot
+JITTER = 0.1  # of every pause before a remote source is asked: requests to the same host spread out
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,12 @@ class VerifiedArtifact:
     verdict: Verdict
     pool: Ref | None = None  # of an adapter
     base_digest: str | None = None
-    version: str | None = None  # the name that it was published under
+    version: str | None = None  # its published name
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The resolution of one object's source. Times are of the clock of `now`."""
+    """The resolution of an object's source. Times are of the clock of `now`."""
 
     request: ResolveRequest
     answer: OperationStatus = field(default_factory=OperationStatus)
@@ -55,9 +54,9 @@ class Resolution:
     verified: VerifiedArtifact | None = None
 
     def due_at(self, period_s: float, poll_s: float = inf) -> float:
-        """The time to ask again: at a fixed pace, after failures at a slower one (bounded).
+        """Return the time to ask again: at a fixed pace, or after failures at a slower, bounded pace.
 
-        A remote source in order is asked for each `poll_s`, if it can change: its watch reports a lost content.
+        A remote source in order is asked for every `poll_s`, if it can change. Its watch reports a lost content.
         """
         if self.finished_at is None:
             return -inf
@@ -81,7 +80,7 @@ class Resolution:
 
 
 def jittered(request: ResolveRequest, pause_s: float) -> float:
-    """Vary a pause between sources; it is the same for one source."""
+    """Vary a pause between sources. The same source always gets the same pause."""
     share = zlib.crc32(f"{request.namespace} {request.uri} {request.revision}".encode()) / (1 << 32)
     return pause_s * (1 - JITTER + 2 * JITTER * share)
 
@@ -105,7 +104,7 @@ def updated(previous: Resolution, answer: OperationStatus, now: float, pool: Ref
 
 
 def source_changed(previous: Resolution) -> Resolution:
-    """Note that a source has changed, or its content is lost: it is due again."""
+    """Note a changed source or a lost content: it is due again."""
     return replace(previous, answer=replace(previous.answer, watch=None), finished_at=None)
 
 
@@ -119,10 +118,10 @@ def from_status(
 ) -> Resolution | None:
     """Restore the resolution implied by an object's status, for a controller at its start.
 
-    With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A remote
-    source in order is not asked for: the depot is asked whether it still holds the content. A status of an older
-    generation (the spec has changed while no controller looked) still gives what serves until the new source is known,
-    as it would have if one had looked; it has nothing about the present source.
+    So a restarted controller publishes the served content at once, and writes nothing while nothing has changed. A
+    remote source in order is not read again: the depot is only asked whether it still holds the content. The spec may
+    have changed while no controller was running. Then the older status still gives the serving content until the new
+    source is known, and nothing about the present source.
     """
     is_old = status.get("observedGeneration") != generation
     verified = _verified(request, status, pool, is_old=is_old)
@@ -144,7 +143,7 @@ def from_status(
 
 
 def served_content(status: Mapping[str, Any]) -> VerifiedArtifact | None:
-    """The content in an adapter's status, for the pool and for the base that it names."""
+    """Return the content in an adapter's status, for the pool and the base in the status."""
     digest, namespaced = status.get("digest"), str(status.get("pool") or "")
     if not digest or not namespaced:
         return None
@@ -172,27 +171,27 @@ def served_digests(entry: AdapterSpec) -> set[str]:
 
 @dataclass(slots=True)
 class Retention:
-    """A ledger of digests that drain, and of the list that the depot was sent last. Times are the clock of `now`."""
+    """A ledger of draining digests, and of the last list sent to the depot. Times are the clock of `now`."""
 
     started_at: float = 0.0
     kept_until: dict[str, float] = field(default_factory=dict)
-    last_sent: frozenset[str] | None = None  # the last complete list that the depot accepted
+    last_sent: frozenset[str] | None = None  # the last complete list accepted by the depot
 
     def left(self, digest: str, now: float, drain_s: float) -> None:
         """Note that a digest has left the registry: its streams may run for `drain_s` more."""
         self.kept_until[digest] = max(self.kept_until.get(digest, now), now + drain_s)
 
     def forget(self, now: float) -> None:
-        """Drop what has drained."""
+        """Drop the digests whose streams have drained."""
         for digest in [digest for digest, kept_until in self.kept_until.items() if kept_until <= now]:
             del self.kept_until[digest]
 
     def retained_digests(self, live: Iterable[str], now: float) -> frozenset[str]:
-        """The complete list to keep: everything live and everything that still drains."""
+        """Return the complete list to keep: all live and all draining digests."""
         return frozenset(live) | {digest for digest, kept_until in self.kept_until.items() if kept_until > now}
 
     def due_at(self, longest_drain_s: float) -> float | None:
-        """The time at which the list may next grow shorter by itself; None while nothing drains and the depot knows."""
+        """Return the next time at which the list may shrink; None: nothing drains, and the depot has the list."""
         first = self.started_at + longest_drain_s
         if self.kept_until:
             return max(first, min(self.kept_until.values()))

@@ -1,7 +1,8 @@
-"""The course of an adapter's canary: decided from its source, from how requests end, and from what was decided before.
+"""The course of an adapter's canary: decided from its source, the outcome of requests, and earlier decisions.
 
-A canary is resolved as if its source were the adapter's own, under a uid beside the adapter's. Its status keeps what
-was decided of a content, so that a restart decides nothing anew: another content of its source begins again.
+A canary is resolved as if its source were the adapter's source, under a uid derived from the adapter's uid. Its status
+stores the decisions about a content, so a restart decides nothing anew. A new content of its source starts from the
+beginning.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ COUNTS_S = 30.0  # between two writes of nothing but counts
 
 @dataclass(frozen=True, slots=True)
 class CanaryView:
-    """A canary and what is known of it. `content`: the canary's, once fetched. Times are the clock of `now`."""
+    """A canary and its known facts. `content`: of the canary, once fetched. Times are the clock of `now`."""
 
     canary: Canary
     request: ResolveRequest
@@ -44,7 +45,7 @@ class CanaryView:
 
     @property
     def due_at(self) -> float | None:
-        """The time at which it may be promoted though nothing happens."""
+        """The time at which it may be promoted without any event."""
         promotion = self.canary.promote_after
         return (
             self.started_at + duration_s(promotion) if self.phase == "Progressing" and promotion is not None else None
@@ -57,7 +58,7 @@ def canary_uid(uid: str) -> str:
 
 
 def owner_uid(uid: str) -> str:
-    """Return the uid of the object that a uid of a source, canary or chat template belongs to."""
+    """Return the object's uid for the uid of its source, canary or chat template."""
     return uid.removesuffix(SUFFIX).removesuffix(TEMPLATE_SUFFIX)
 
 
@@ -114,7 +115,7 @@ def _phase(
         return "Promoted", "Promoted", "it answers every request without a pin"
     failures = (
         f"{counts.failed} of {counts.requests} requests failed, "
-        f"{counts.stable_failed} of {counts.stable_requests} of those beside it"
+        f"against {counts.stable_failed} of {counts.stable_requests} of the stable content"
     )
     if previous == "RolledBack":
         return "RolledBack", "RolledBack", failures
@@ -132,7 +133,7 @@ def _phase(
 
 
 def promoted_content(adapter: AdapterObject) -> str | None:
-    """The digest of the canary that was promoted and serves, by the stored status."""
+    """Return the digest of the promoted and serving canary, by the stored status."""
     stored: Mapping[str, Any] = adapter.status.get("canary") or {}
     digest = stored.get("digest")
     return digest if stored.get("phase") == "Promoted" and digest == adapter.status.get("digest") else None

@@ -1,8 +1,8 @@
-"""The chat template that a spec gives: a text, or an entry of a ConfigMap, as an artifact of the depot.
+"""The chat template in a spec: a text, or an entry of a ConfigMap, as an artifact of the depot.
 
-It is resolved beside the object's source, under a uid of its own, and published by its digest: no runner knows it. A
-text with a fault is published as it is, and gateways refuse chats by name. While one cannot be read, what was read
-before stays. An object that nobody was served by is only published once its chat template is known or refused.
+It is resolved separately from the object's source, under its own uid, and published by its digest; runners do not know
+it. A faulty text is published as it is, and gateways refuse chats by name. While a text cannot be read, the earlier
+text stays. An object without served requests is published only once its chat template is known or refused.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,12 @@ MAX_FAULT = 512  # characters that are published
 
 @dataclass(frozen=True, slots=True)
 class TemplateView:
-    """A chat template supplied by a spec. `resolution`: of this request or an earlier one. `published`: the object's
-    served state.
+    """A chat template supplied by a spec.
+
+    `resolution`: of the present or an earlier request. `published`: the object's served state.
     """
 
-    request: ResolveRequest | None  # None: there is no base yet
+    request: ResolveRequest | None  # None: the base is still missing
     resolution: Resolution | None
     published: PoolSpec | AdapterSpec | None
     served_before: bool  # by the stored status
@@ -51,13 +52,13 @@ class TemplateView:
 
     @property
     def is_held(self) -> bool:
-        """Whether the object waits for the chat template: nobody was served yet, and what would serve is unknown."""
+        """Whether the object waits for its chat template: it was never served, and the template is unknown."""
         is_known = self.content is not None or bool(self.fault)
         return not is_known and self.published is None and not self.served_before
 
 
 def template_uid(uid: str) -> str:
-    """The uid under which the chat template of an object's spec is resolved."""
+    """Return the uid for resolving the chat template of an object's spec."""
     return uid + SUFFIX
 
 
@@ -79,7 +80,7 @@ def template_view(
 
 
 def template_request(resource: PoolObject | AdapterObject, base_digest: str) -> ResolveRequest:
-    """Make the request to the depot about the chat template that the spec gives."""
+    """Make the request to the depot about the spec's chat template."""
     choice = resource.chat_template
     return ResolveRequest(
         kind="template",

@@ -1,9 +1,9 @@
-"""The objects that a pool owns in a cluster, as complete intents for server-side apply.
+"""The children of a pool in a cluster, as complete intents for server-side apply.
 
-A Deployment for each runner group, or, if a runner has several pods, a StatefulSet for each runner: its pods have
-stable names, by a headless Service, come at once and go at once. For the whole pool a PodDisruptionBudget (how many
-runners a drained node takes at a time) and a ServiceAccount without rights and without a token. All carry the pool as
-their owner: with it they go.
+Each runner group has a Deployment. If a runner has several pods, each runner has a StatefulSet instead: its pods have
+stable names, by a headless Service, and start and end together. The pool has a PodDisruptionBudget (how many runners a
+drained node takes at a time) and a ServiceAccount without rights and without a token. The pool owns all of them, so
+they are deleted with it.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ MANAGER = "weft-operator"  # the field manager, and the value of the label manag
 MANAGED_BY = "app.kubernetes.io/managed-by"
 POOL_LABEL, GROUP_LABEL = "serving.weft.dev/pool", "serving.weft.dev/group"
 RUNNER_LABEL, INDEX_LABEL = "serving.weft.dev/runner", "serving.weft.dev/runner-index"
-RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # what a runner of several pods has of its own
+RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # the children of each runner with several pods
 COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "runner"
 MAX_CHILD_NAME_CHARS = 52  # a pod's name adds a hash and a random part to it, and is its host name: 63 at most
 SHARED, RANKS = "runners", "ranks"
 SHAPE_HASH, DEFAULTS_HASH = (
     "serving.weft.dev/shape",
     "serving.weft.dev/defaults",
-)  # what of a runner's object comes whence
+)  # the two inputs of a runner's object
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _hash(part: object) -> str:
 
 
 def template_hash(obj: Object) -> str:
-    """The hash of the pod template that an object or a pod carries; empty: an older operator made it."""
+    """Return the hash of the pod template of an object or a pod; empty: made by an older operator."""
     manifest = (obj.get("spec") or {}).get("template", obj)
     return str((manifest["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, ""))
 
@@ -70,7 +70,7 @@ def template_hash(obj: Object) -> str:
 def make_children(
     pool: PoolObject, base_digest: str, defaults: RunnerDefaults, sizes: Mapping[str, int]
 ) -> list[Child]:
-    """Make everything that the pool owns. `sizes`: runners of each group, by its name."""
+    """Make the children of the pool. `sizes`: runners of each group, by its name."""
     meta, limits = pool.meta, rollout_limits(pool, sum(sizes.values()))
     shared = child_name(meta.ref.name, SHARED)
     if pool.spec.parallelism.pods_per_runner > 1:
@@ -106,14 +106,14 @@ def runner_children(
         "serviceName": service,
         "replicas": split.pods_per_runner,
         "podManagementPolicy": "Parallel",
-        "updateStrategy": {"type": "OnDelete"},  # one pod alone is no runner: the whole set is replaced
+        "updateStrategy": {"type": "OnDelete"},  # a part of the pods cannot serve: the whole set is replaced
         "revisionHistoryLimit": 2,
         "selector": {"matchLabels": selecting},
         "template": template,
     }
     notes = revision_of(pool, base_digest, defaults).annotations
     children = [_child(meta, "apps/v1", "StatefulSet", name, labels, {"spec": spec}, notes)]
-    if defaults.network_policies:  # without others it would cut the pods off
+    if defaults.network_policies:  # without other policies it would cut the pods off
         policy = {"spec": _ranks_policy(selecting)}
         children.append(_child(meta, "networking.k8s.io/v1", "NetworkPolicy", name, labels, policy))
     return children
@@ -135,9 +135,9 @@ def child_names(pool: PoolObject) -> set[str]:
 
 
 def child_name(pool: str, part: str) -> str:
-    """Make the name `POOL-PART`, one to one, at most 52 characters, begun by a letter (as a Service's has to be).
+    """Make the name `POOL-PART`: unique, at most 52 characters, with a letter first (as Services need).
 
-    A name that would not be all of this gets a hash of both: pool a-b with group c is not pool a with group b-c.
+    A name that breaks a rule gets a hash of both parts: pool a-b with group c is not pool a with group b-c.
     """
     plain = f"{pool}-{part}"
     if len(plain) <= MAX_CHILD_NAME_CHARS and "-" not in part and plain[0].isalpha():
@@ -179,13 +179,13 @@ def _deployment(
             drain_s=pool.spec.drain_seconds,
         ),
     }
-    own = {GROUP_LABEL: group.name}
+    group_label = {GROUP_LABEL: group.name}
     name, notes = child_name(meta.ref.name, group.name), revision_of(pool, base_digest, defaults).annotations
-    return _child(meta, "apps/v1", "Deployment", name, own, {"spec": spec}, notes)
+    return _child(meta, "apps/v1", "Deployment", name, group_label, {"spec": spec}, notes)
 
 
 def _ranks_service(pool: Ref) -> Json:
-    """Make the Service that names pods: ranks find the first pod before it is ready."""
+    """Make the Service that names pods. Ranks find the first pod before it is ready."""
     return {"clusterIP": "None", "selector": _selecting(pool), "publishNotReadyAddresses": True}
 
 
@@ -201,7 +201,7 @@ def _ranks_policy(selecting: Mapping[str, str]) -> Json:
 
 
 def _budget(pool: PoolObject) -> Json:
-    # Runners that are not ready serve nobody: they must not keep a node from being drained.
+    # A runner that is not ready serves no requests: it must not keep a node from being drained.
     return {
         "maxUnavailable": pool.spec.disruption_budget.max_unavailable,
         "selector": {"matchLabels": _selecting(pool.meta.ref)},

@@ -1,10 +1,9 @@
-"""The comparison of a live object with what is wanted of it: where they agree nothing is written, also by a process
-that has just started.
+"""The comparison of a live object with its intent. Equal objects are not written, even by a new process.
 
-Asked of the live object alone: has every intended field its intended value? That finds what others have changed. One of
-those fields is an annotation with the hash of the whole intent: that finds what the intent no longer names, which
-server-side apply then takes away. An API server adds defaults, writes quantities its own way and drops empty values:
-none of these is a difference.
+The comparison reads only the live object: does every intended field have its intended value? So it finds foreign
+changes. An annotation holds the hash of the whole intent. So the comparison also finds fields dropped from the intent,
+and server-side apply then removes them. An API server adds defaults, reformats quantities and drops empty values: the
+comparison ignores all three.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from weft.api.template import amount
 INTENT = "serving.weft.dev/intent"
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
-# Lists that the API server merges by a key, so that others may add to them; every other list is somebody's as a whole.
+# Lists that the API server merges by a key, so other writers may add to them. Every other list has a single owner.
 LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     "ownerReferences": ("uid",),
     "containers": ("name",),
@@ -29,7 +28,7 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     "ports": ("containerPort", "port", "protocol"),
 }
 QUANTITIES = ("limits", "requests", "sizeLimit")
-# Fields whose zero is a choice, so that the API server keeps it; of any other field, zero and absence are the same.
+# Fields with a meaningful zero: the API server keeps it. In other fields, zero and absence are the same.
 KEPT_ZEROS = frozenset(
     (
         "replicas",
@@ -64,7 +63,7 @@ def spec_hash(obj: Mapping[str, Any]) -> str:
 
 
 def matches(live: Mapping[str, Any], intent: Mapping[str, Any]) -> bool:
-    """Whether the live object has every value that an intent with its hash names."""
+    """Whether the live object has every value of an intent with its hash."""
     return _mapping_matches(live, intent, False)
 
 
@@ -88,7 +87,7 @@ def _mapping_matches(live: Mapping[str, Any], intent: Mapping[str, Any], quantit
 
 
 def _is_dropped(field: str, value: Any) -> bool:
-    """Whether the API server leaves out a field of that value."""
+    """Whether the API server leaves out a field with this value."""
     return value is None or (field not in KEPT_ZEROS and not isinstance(value, Mapping) and not value)
 
 

@@ -24,7 +24,7 @@ from weft_operator.core.state import ApplyFailure, Child, ClusterState, ForeignO
 
 
 def expect(action: Action, state: ClusterState, now: float) -> None:
-    """Expect what an action leads to. Runners and objects are observed instead."""
+    """Record the expected effects of an action. Runners and objects are observed instead."""
     expected, observed = state.expectations, state.observed
     match action:
         case Resolve(uid=uid, request=request):
@@ -64,13 +64,13 @@ def expect(action: Action, state: ClusterState, now: float) -> None:
 
 
 def apply_failed(pool: Ref, child: Child, message: str, state: ClusterState, now: float) -> None:
-    """Note that the API server has refused a child, or would."""
+    """Note that the API server has refused a child, or a dry run of it."""
     failure = ApplyFailure(spec_hash(child.manifest), now, message)
     state.expectations.apply_failures.setdefault(pool, {})[child.key] = failure
 
 
 def found_foreign(action: ApplyChild, obj: Object | None, state: ClusterState, now: float) -> None:
-    """Note that an object that no watch reports has the name of a child; None: it has changed, or is gone."""
+    """Note that an unreported object has the name of a child; None: it has changed, or is gone."""
     foreign = state.observed.foreign.setdefault(action.pool, {})
     if obj is None:
         foreign.pop(action.child.key, None)
@@ -93,7 +93,7 @@ def restore_resolutions(state: ClusterState, now: float) -> None:
 
 
 def forget(uid: str, ref: Ref, state: ClusterState) -> None:
-    """Drop the state of an object that is gone for good. The next plan unpublishes what is still published of it."""
+    """Drop the state of a deleted object. The next plan unpublishes its remaining entries."""
     for resolved in (uid, canary_uid(uid), template_uid(uid)):
         state.observed.resolutions.pop(resolved, None)
     state.observed.adapter_reports.pop(uid, None)
@@ -106,7 +106,7 @@ def forget(uid: str, ref: Ref, state: ClusterState) -> None:
 
 
 def _pool_left(ref: Ref, state: ClusterState, now: float, current: PoolSpec | None = None) -> None:
-    """Note that a pool is no longer published as it was. Without it, streams of its adapters drain, too."""
+    """Note that a pool's published entry has changed. Without a new entry, streams of its adapters drain, too."""
     previous = state.expectations.pools.pop(ref, None)
     if previous is None:
         return
@@ -119,7 +119,7 @@ def _pool_left(ref: Ref, state: ClusterState, now: float, current: PoolSpec | No
 
 
 def _adapter_left(ref: Ref, state: ClusterState, now: float, current: AdapterSpec | None = None) -> None:
-    """Note that an adapter is no longer published as it was. `after`: as it is published now."""
+    """Note that an adapter's published entry has changed. `current`: its present entry."""
     previous = state.expectations.adapters.pop(ref, None)
     if previous is None:
         return

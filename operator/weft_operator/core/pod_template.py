@@ -1,6 +1,6 @@
-"""The pod of a runner: what a pool wants of it, in the form that this site gives to pods.
+"""The pod of a runner: the pool's requirements in the form of this installation's pods.
 
-Nothing in it depends on adapters: a new adapter is sent to runners, it never restarts one.
+Nothing in it depends on adapters: a new adapter is sent to runners, it never restarts a runner.
 """
 
 import hashlib
@@ -16,14 +16,15 @@ from weft_operator.core.state import RunnerConfig
 
 Json = dict[str, Any]
 
-GRPC_PORT, PROBES_PORT, KV_PORT = 7400, 7401, 7402  # KV: of the first process of a pod, those after it follow
+# KV: of the pod's first process; further processes use the next ports
+GRPC_PORT, PROBES_PORT, KV_PORT = 7400, 7401, 7402
 RANKS_PORT = 7470
 PORTS = {"grpc": GRPC_PORT, "probes": PROBES_PORT, "kv": KV_PORT}
 DATA, CACHE, TLS = "/var/lib/weft", "/var/cache/weft", "/etc/weft/tls"
 SHM_SIZE = "1Gi"
-TEMPLATE_HASH = "serving.weft.dev/template"  # a pod's annotation: what it was made from
+TEMPLATE_HASH = "serving.weft.dev/template"  # a pod's annotation: the hash of its template
 STORAGE = "ephemeral-storage"
-LOGS_BYTES = 1 << 30  # of ephemeral-storage beside what volumes may hold: logs, temporary files
+LOGS_BYTES = 1 << 30  # of ephemeral-storage in addition to the volumes: logs, temporary files
 AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
 
 
@@ -41,8 +42,8 @@ def make_pod_template(
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        # Process 1 of a namespace does not end by a signal that it has no handler for yet: a runner deleted while it
-        # still imports would stay until it is killed. Here the pod's sandbox is process 1.
+        # Process 1 of a namespace ignores signals without a handler: a runner deleted during its imports would stay
+        # until it is killed. With a shared namespace, process 1 is the pod's sandbox.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
     }
@@ -59,10 +60,9 @@ def make_pod_template(
 
 
 def _launch_volumes(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json], list[Json]]:
-    """Make the volumes requested by the pool, and their mounts. A site's volume of the same name replaces the pool's
-    volume.
+    """Make the volumes requested by the pool, and their mounts. A site's volume replaces the pool's by name.
 
-    What is offloaded ends with the pod, and the next one packs the weights again.
+    Offloaded weights end with the pod, and the next pod packs them again.
     """
     cache, offload = launch.model_cache, launch.memory.offload
     folder = cache.empty_dir if cache else None
@@ -85,7 +85,7 @@ def _empty_dir(name: str, size: int | str | None) -> Json:
 
 
 def _resources(resources: Object, volumes: list[Json]) -> Json:
-    """Add the disk of the node that the pod's volumes may hold, if the resources do not name it themselves."""
+    """Add the node disk of the pod's volumes, unless the resources name it themselves."""
     folders = [volume["emptyDir"] for volume in volumes if "emptyDir" in volume]
     sizes = [folder["sizeLimit"] for folder in folders if "sizeLimit" in folder and "medium" not in folder]
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
@@ -144,7 +144,7 @@ def _pod(
 def _container(
     template: Object, args: list[str], defaults: RunnerDefaults, volumes: list[Json], mounts: list[Json], *, ranks: bool
 ) -> Json:  # fmt: skip
-    """Make the runner's container. `ranks`: the pod is one of several of its runner."""
+    """Make the runner's container. `ranks`: the runner has several pods."""
     return _set_fields(
         {
             "name": "runner",
@@ -167,7 +167,7 @@ def _container(
 
 
 def _env(template: Object, defaults: RunnerDefaults, *, ranks: bool) -> list[Json]:
-    """Join the environment. Later variables win; the operator's own cannot be replaced."""
+    """Join the environment. Later variables win; the operator's variables cannot be replaced."""
     index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
     environment: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -178,7 +178,7 @@ def _env(template: Object, defaults: RunnerDefaults, *, ranks: bool) -> list[Jso
 
 
 def _volumes(defaults: RunnerDefaults, launch: list[Json]) -> list[Json]:
-    """Join the volumes. `launch`: of what the pool asks for, the data directory first."""
+    """Join the volumes. `launch`: the pool's volumes, the data directory first."""
     volumes: list[Json] = [
         launch[0],
         {"name": "tmp", "emptyDir": {}},
@@ -214,5 +214,5 @@ def _probe(path: str, *, period_s: int, failures: int) -> Json:
 
 
 def _set_fields(fields: Mapping[str, Any]) -> Json:
-    """Drop what is not given: an API server drops it too."""
+    """Drop empty fields: an API server drops them too."""
     return {name: value for name, value in fields.items() if value not in (None, "", [], (), {})}

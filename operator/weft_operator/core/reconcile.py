@@ -1,11 +1,11 @@
-"""Reconciliation: `reconcile(key, state, now) -> actions`. Pure, level-based, the same for every backend.
+"""Reconciliation: `reconcile(ref, state, now) -> actions`. Pure, level-based, the same for every backend.
 
-It looks at what should be and what is, never at what happened, so it may run at any time and any number of times: what
-it orders is only the difference. Nothing changes, nothing is ordered; no status is written that is already stored.
-`reconcile` plans a single object: what happens to one never depends on whether another one is in order.
+It compares the desired and the present state, never past events, and orders only the difference. So it may run at any
+time and any number of times. Without a difference it orders nothing, and it writes no status equal to the stored
+status. `reconcile` plans a single object: its plan never depends on the health of other objects.
 
-Of one object's actions, those that only this process sees come first (asking the depot, publishing), then what the
-backend does, then the status, then Events.
+The actions of an object have a fixed order: actions inside this process (asking the depot, publishing), actions of the
+backend, the status, Events.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ from weft_operator.core.rollout import RETRY_S, is_behind
 from weft_operator.core.state import ClusterState, DesiredState
 from weft_operator.core.status import STEPS, adapter_status, events_for, malformed_status, pool_status
 
-PROGRESS_S, MAX_PROGRESS_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
+PROGRESS_S, MAX_PROGRESS_S = 3.0, 10.0  # how long a status with only intermediate steps waits before it is written
 CONFIG_MAP_S = 20.0  # between two reads of a chat template there
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
@@ -66,7 +66,7 @@ def known_refs(state: ClusterState) -> set[Ref]:
 
 
 def reconcile(ref: Ref, state: ClusterState, now: float) -> list[Action]:
-    """Plan one object, present or deleted."""
+    """Plan an object, present or deleted."""
     if broken := state.desired.malformed.get(ref):
         return _plan_malformed(broken, state, now)
     if ref.kind == "ServingPool":
@@ -77,7 +77,7 @@ def reconcile(ref: Ref, state: ClusterState, now: float) -> list[Action]:
 
 
 def plan_retention(state: ClusterState, now: float) -> list[Action]:
-    """Plan the depot's list, when it has to change. Silent at first: what drained before a restart is not known."""
+    """Plan the depot's list, if it has to change. Nothing is sent at first: after a restart, old drains are unknown."""
     ledger = state.expectations.retention
     if now < ledger.started_at + longest_drain_s(state.desired):
         return []
@@ -86,7 +86,7 @@ def plan_retention(state: ClusterState, now: float) -> list[Action]:
 
 
 def live_digests(state: ClusterState) -> set[str]:
-    """List every digest that serves, may serve, or stands in a status."""
+    """List every digest that serves, may serve, or is in a status."""
     entries = {digest for entry in state.expectations.adapters.values() for digest in served_digests(entry)}
     bases = {
         digest for entry in state.expectations.pools.values() for digest in (entry.base_digest, entry.chat_template)
@@ -108,7 +108,7 @@ def longest_drain_s(desired: DesiredState) -> float:
 
 
 def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
-    """The period in which a source is asked for: it stretches with the number of objects: their sum does not grow."""
+    """Return the seconds between two requests of a source. They grow with the number of objects: the load does not."""
     least_s = desired.policy.remote_period_s if uri.startswith(REMOTE) else desired.policy.resolve_period_s
     return max(least_s, _round_s(desired))
 
@@ -124,14 +124,14 @@ def progress_s(desired: DesiredState) -> float:
 
 
 def _round_s(desired: DesiredState) -> float:
-    """The least time in which every source is asked for once."""
+    """Return the least time to ask for every source once."""
     return (len(desired.pools) + len(desired.adapters)) / desired.policy.resolves_per_s
 
 
 def requeue_at(ref: Ref, state: ClusterState, now: float) -> float | None:
-    """The time at which this object, just planned, has to be planned again though nothing happens; None: never.
+    """Return the next time to plan this object without any event; None: never. The object was just planned.
 
-    A source that is due already and was not asked for is one that the object's state does not let be asked for.
+    An overdue source was skipped because the object's state forbids resolving it now; it sets no deadline.
     """
     resource = state.desired.get(ref)
     if resource is None:
@@ -200,10 +200,10 @@ def _publish_pool(ref: Ref, entry: PoolSpec | None, state: ClusterState) -> list
 
 
 def _runners(view: PoolFacts, entry: PoolSpec | None, state: ClusterState, now: float) -> tuple[list[Action], str]:
-    """Plan the runners, and say what they wait for. They follow the base's digest; a pool that is refused or has no
-    base keeps none.
+    """Plan the runners. Return the actions, and the awaited step.
 
-    While it is not known yet what the base is, those that are there stay: this process may have just started.
+    The runners follow the base's digest. A pool that is refused or without a base keeps no runner. While the base is
+    still unknown, the present runners stay: this process may have just started.
     """
     pool, ref = view.pool, view.pool.meta.ref
     if view.serving is None:
@@ -217,7 +217,7 @@ def _runners(view: PoolFacts, entry: PoolSpec | None, state: ClusterState, now: 
 
 
 def _is_decided(view: PoolFacts) -> bool:
-    """Whether it is known that a pool without a base has none."""
+    """Whether a missing base is final: the pool is rejected, or its base has an answer."""
     return view.rejection is not None or (view.resolution is not None and view.resolution.answer.finished)
 
 
@@ -271,7 +271,7 @@ def _resolve_template(
 
 
 def _due_at(template: Resolution, state: ClusterState) -> float:
-    """The time to read a chat template of a spec again: a ConfigMap's so often that an edit is seen within a minute."""
+    """Return the time to read a spec's chat template again. An edited ConfigMap is seen within a minute."""
     period_s = resolve_period_s(state.desired, template.request.uri)
     return template.due_at(period_s, max(CONFIG_MAP_S, _round_s(state.desired)))
 
@@ -279,7 +279,7 @@ def _due_at(template: Resolution, state: ClusterState) -> float:
 def _is_passing(
     status: Object, resolve: Sequence[Action], resolution: Resolution | None, now: float, desired: DesiredState,
 ) -> bool:  # fmt: skip
-    """Whether a status shows nothing but steps that have just begun: most are over before anybody reads it.
+    """Whether a status shows only steps that have just begun: most are over before anybody reads it.
 
     From apply to Ready an adapter costs three writes: its finalizer, its status, an Event.
     """
@@ -309,7 +309,7 @@ def _unload(view: AdapterView, state: ClusterState, now: float) -> list[Action]:
         return _finalized(adapter)
     if now >= (deadline := _unload_deadline(adapter, state.desired)):
         waited_s = deadline - (meta.deleted or deadline)
-        message = f"the scheduler did not say within {waited_s:.0f} s that no runner holds it; it goes anyway"
+        message = f"the scheduler did not confirm within {waited_s:.0f} s: a runner may still hold it; it goes anyway"
         forced = RecordEvent(meta.ref, meta.uid, "Warning", "UnloadTimeout", message)
         return [*_adapter_gone(meta.ref, state), *_finalized(adapter), forced]
     ask = [] if meta.uid in state.expectations.unloading else [UnpublishAdapter(meta.ref, meta.uid, unload=True)]
@@ -325,7 +325,7 @@ def _unload_deadline(resource: PoolObject | AdapterObject, desired: DesiredState
 
 
 def _plan_malformed(broken: Malformed, state: ClusterState, now: float) -> list[Action]:
-    """Plan a malformed object: what is served of it stays as it is; a condition says why its spec is not followed."""
+    """Plan a malformed object. Its served state stays; a condition explains why its spec is not followed."""
     meta = broken.meta
     if meta.deleting:
         return [*_pool_gone(meta.ref, state), *_adapter_gone(meta.ref, state), *_finalized(broken)]

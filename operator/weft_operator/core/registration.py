@@ -1,4 +1,4 @@
-"""The entries of an object that are published to the scheduler. Pure."""
+"""An object's entries for the scheduler. Pure."""
 
 from dataclasses import fields
 from typing import Any
@@ -22,12 +22,12 @@ from weft_operator.core.status import (
     observed_generation,
 )
 
-# What a scheduler takes of `advanced` has the same name there.
+# Fields of `advanced` have the same names in the scheduler's entry.
 ADVANCED = sorted({field.name for field in fields(PoolSpec)} & Advanced.model_fields.keys())
 
 
 def pool_entry(view: PoolFacts) -> PoolSpec | None:
-    """Make what the scheduler should know of this pool; None: nothing."""
+    """Make the scheduler's entry of this pool; None: no entry."""
     if view.serving is None or (view.template and view.template.is_held):
         return None
     pool, spec, namespace = view.pool, view.pool.spec, view.pool.meta.ref.namespace
@@ -79,17 +79,17 @@ def sampling_defaults(view: PoolFacts) -> SamplingDefaults:
 
 
 def max_context_tokens(view: PoolFacts) -> int:
-    """Return the maximum tokens of prompt and answer together, by the model's positions or a runner's pages; 0 if
-    unknown.
+    """Return the maximum tokens of prompt and answer together; 0 if unknown.
 
-    Published before any runner reports it, so that a request for a pool at zero gets an answer of the right length.
+    The model's positions or a runner's pages bound it. It is published before a runner reports it, so a request for a
+    pool at zero already gets an answer of the right length.
     """
     pages, model = view.pool.spec.advanced.kv_pages, model_context_tokens(view)
     return min(model, pages * PAGE_TOKENS) if pages else model
 
 
 def adapter_entry(view: AdapterView) -> AdapterSpec:
-    """Make the scheduler's entry of an adapter: the serving content, or the reason without one."""
+    """Make the scheduler's entry of an adapter: the serving content, or the reason for its absence."""
     adapter, verdict = view.adapter, view.serving.verdict if view.serving else {}
     reason = None if view.serving else next(c for c in adapter_conditions(view) if c.type == "Ready")
     return AdapterSpec(

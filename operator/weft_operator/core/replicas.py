@@ -1,8 +1,8 @@
-"""Plans of a pool's runners: the actions after which there are as many as wanted, started as wanted. Pure.
+"""Plans of a pool's runners: the actions to the wanted number of runners with the wanted configuration. Pure.
 
-Without RunnerDefaults the runners are processes of this machine, one by one. With them they are pods, and the actions
-are about what the pool owns: the cluster's own controllers do the rest. Either way the scheduler names victims before
-runners are deleted.
+Without RunnerDefaults the runners are processes of this machine, planned one after another. With RunnerDefaults they
+are pods, and the actions change the pool's children: the cluster's controllers do the rest. Either way the scheduler
+names victims before runners are deleted.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ from weft_operator.core.state import (
 def present_runners(pool: PoolObject, state: ClusterState) -> int:
     """Count the ordered runners: staying processes, and the replicas of Deployments.
 
-    Groups that are no longer named give their runners to those that are: both have them for a while.
+    Retired groups give their runners to the named groups: both have them for a while.
     """
     processes = scaling.not_terminating(state.observed.runners.get(pool.meta.ref, {}))
     sizes, named = _live_sizes(state.observed.children.get(pool.meta.ref, {})), {group.name for group in pool.groups}
@@ -57,7 +57,7 @@ def present_runners(pool: PoolObject, state: ClusterState) -> int:
 def plan_processes(
     pool: PoolObject, digest: str, wanted_runners: int, bounds: Bounds, state: ClusterState, *, waited: bool
 ) -> list[Action]:
-    """Plan runners as processes. A replaced process ends before its successor starts, whatever maxSurge."""
+    """Plan runners as processes. A replaced process ends before its successor starts, even with maxSurge."""
     ref, present = pool.meta.ref, state.observed.runners.get(pool.meta.ref, {})
     staying, report = scaling.not_terminating(present), state.observed.pool_reports.get(str(ref))
     groups, lacking = {index: scaling.group_of(index, pool.groups) for index in staying}, list[Group]()
@@ -93,7 +93,7 @@ def plan_processes(
 
 
 def _groups_of_processes(pool: PoolObject, staying: Mapping[int, RunnerProcess]) -> dict[int, Group]:
-    """Map each process to the first group with the phase that it was started with, else to the first."""
+    """Map each process to the first group with the process's phase, or else to the first group."""
     of_phase = {group.phase: group for group in reversed(pool.groups)}
     return {index: of_phase.get(runner.launch.phase, pool.groups[0]) for index, runner in staying.items()}
 
@@ -111,7 +111,7 @@ def plan_children(
 ) -> tuple[list[Action], str]:
     """Plan runners as pods: deletion costs of the victims, then every child that is not as it should be.
 
-    Returns what the replacement of runners waits for, too.
+    Also returns the awaited step of a replacement of runners.
     """
     ref, live = pool.meta.ref, state.observed.children.get(pool.meta.ref, {})
     owned = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
@@ -142,8 +142,8 @@ def plan_children(
         ]
     free = [child for child in intended if child.key in owned or child.key not in live]
     failures, foreign = state.expectations.apply_failures.get(ref, {}), state.observed.foreign.get(ref, {})
-    adopted = {key: other.obj for key, other in foreign.items() if is_adoptable(other.obj, pool.meta)}
-    taken_names = {key for key, other in foreign.items() if key not in adopted and now < other.again_at}
+    adopted = {key: child.obj for key, child in foreign.items() if is_adoptable(child.obj, pool.meta)}
+    taken_names = {key for key, child in foreign.items() if key not in adopted and now < child.again_at}
     orders += [
         ApplyChild(ref, child, resource_version(live.get(child.key) or adopted.get(child.key)))
         for child in free
@@ -171,8 +171,8 @@ def plan_children(
 class _Sizes(NamedTuple):
     """The present replicas of each group's Deployment.
 
-    `orders`: what happens before they change. `why`: what is waited for. `settling`: the groups of which it is known in
-    a moment who goes: another template waits for that, and comes with their size in one write.
+    `orders`: the actions before they change. `reason`: the awaited steps. `settling`: the groups whose victims are
+    known in a moment. A new template of theirs waits, and is written together with their size.
     """
 
     sizes: dict[str, int]
@@ -216,23 +216,23 @@ def _sizes_now(
 
 
 def plan_teardown(ref: Ref, state: ClusterState) -> list[Action]:
-    """Plan the end of a pool that is gone, is refused, or has no base: it keeps no runner and owns nothing."""
+    """Plan the end of a pool that is gone, refused, or without a base: it keeps no runner and no child."""
     processes = scaling.not_terminating(state.observed.runners.get(ref, {}))
     orders: list[Action] = [RemoveRunner(ref, index) for index in sorted(processes, reverse=True)]
     return orders + _deletions(ref, state.observed.children.get(ref, {}), set(), {})
 
 
 def grace_elapsed(ref: Ref, state: ClusterState, now: float) -> bool:
-    """Whether the scheduler has had its time to answer to what was published of this pool."""
+    """Whether the scheduler has had time to answer to the published pool."""
     return now >= state.expectations.published_at.get(ref, -inf) + ANSWER_S
 
 
 def deadlines(ref: Ref, state: ClusterState) -> list[float]:
-    """The times at which waiting ends: for the scheduler, for deletion costs, before another attempt to apply."""
+    """Return the times at which waiting ends: for the scheduler, for deletion costs, for the next attempt to apply."""
     times = [state.expectations.published_at[ref] + ANSWER_S] if ref in state.expectations.published_at else []
     uids = {pod.uid for pod in state.observed.pods.get(ref, {}).values()}
     times += [failure.again_at for failure in state.expectations.apply_failures.get(ref, {}).values()]
-    times += [other.again_at for other in state.observed.foreign.get(ref, {}).values()]
+    times += [child.again_at for child in state.observed.foreign.get(ref, {}).values()]
     return times + [at + SEEN_S for uid, (_, at) in state.expectations.deletion_costs.items() if uid in uids]
 
 
@@ -240,12 +240,14 @@ def _plan_sets(
     pool: PoolObject, digest: str, sizes: Mapping[str, int], bounds: Bounds, state: ClusterState,
     defaults: RunnerDefaults, owned: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
 ) -> tuple[list[Child], set[ObjectKey], bool, dict[ObjectKey, Child]]:  # fmt: skip
-    """Plan runners of several pods: children to apply, children to keep, whether some have an old launch, and
-    successors of replaced runners. All remaining children are deleted.
+    """Plan the runners with several pods of a pool.
 
-    A runner whose launch is another one goes as a whole, as long as no more than `replacing` of the pool are not ready;
-    then another one comes. Runners of groups that the pool no longer names go one for each that is ready in a group
-    that it names.
+    Returns the children to apply, the children to keep, whether a runner has an old launch, and the successors of
+    replaced runners. All remaining children are deleted.
+
+    A runner with an old launch is replaced as a whole, as long as at most `replacing` runners of the pool are not
+    ready. Runners of retired groups end as runners of the named groups become ready: each ready runner frees an old
+    runner.
     """
     launch, sets = (
         make_runner_config(pool, digest),
@@ -294,7 +296,7 @@ def _plan_sets(
     if scaling.counts_apart(pool):
         coming = coming[: max(0, left)]  # one for one
     intended += [part for group, index in coming for part in runner_children(pool, group, digest, defaults, index)]
-    # While pods end, they reach each other.
+    # Pods may reach each other while they end.
     retained |= {key for key in owned if key.kind == "NetworkPolicy" and key.name in states}
     return intended, retained, is_outdated, successors
 
@@ -306,7 +308,7 @@ def _changes(
     """Choose for a group with several pods per runner: the removed runners, the replaced runners among them, and new
     runners.
 
-    `others`: of groups counted together.
+    `other_ready`: ready runners of groups counted together.
     """
     names = {runner.name: index for index, runner in scaling.not_terminating(present).items()}
     runners = [ScaledRunner(name, present[index].state == "Ready") for name, index in names.items()]
@@ -324,7 +326,9 @@ def _changes(
 def _as_process(
     live: Object, intended: Child, launch: RunnerConfig, states: Mapping[str, RunnerState]
 ) -> RunnerProcess:
-    """Describe a runner of several pods as one: of another launch if its pods differ in template or number."""
+    """Describe a runner of several pods as a process. It has a different launch if its pods differ in template or
+    number.
+    """
     name = live["metadata"]["name"]
     state: RunnerState = states.get(name, "Starting")
     if _is_deleting(live):
@@ -350,10 +354,11 @@ def _of_runners(names: Sequence[str], owned: Mapping[ObjectKey, Object]) -> set[
 def _retiring(
     pool: PoolObject, owned: Mapping[ObjectKey, Object], wanted_runners: int, state: ClusterState
 ) -> dict[ObjectKey, int]:
-    """Return the present replicas of retiring Deployments, whose groups the pool no longer names. The rest end at once.
+    """Return the kept replicas of retiring Deployments, by key. Deployments without an entry end at once.
 
-    As in a rolling update: one runner goes before one comes, then one for each that is ready in a group that is named.
-    Runners that are not ready serve nobody and may hold what the new ones wait for.
+    The pool no longer names the groups of retiring Deployments. As in a rolling update, a runner ends before a new
+    runner starts. Then each ready runner of a named group ends an old runner. A runner that is not ready serves no
+    requests and may hold resources of the new runners: it ends first.
     """
     named, ready = {group.name for group in pool.groups}, Counter[str]()
     for pod in state.observed.pods.get(pool.meta.ref, {}).values():
@@ -371,7 +376,7 @@ def _differs(child: Child, live: Object | None, state: ClusterState) -> bool:
         return True
     if _is_deleting(live) or matches(live, child.manifest):
         return False
-    # What an API server made of exactly this intent is as near to it as it gets.
+    # The API server made this object of exactly this intent: it gets no nearer.
     return state.expectations.applied.get(child.key) != (spec_hash(child.manifest), object_revision(live))
 
 
@@ -394,7 +399,7 @@ def _deletions(
 
 
 def object_revision(live: Object) -> str:
-    """Return a text of the object's generation, which changes with its spec and not with its status."""
+    """Return a text of the object's generation. It changes with the spec and not with the status."""
     metadata = live["metadata"]
     return str(metadata.get("generation") or metadata.get("resourceVersion"))
 

@@ -1,7 +1,7 @@
 """The two resources as the planner sees them: parsed once from an admitted object, then trusted.
 
-Admission (the API server's schema, or `local.admission`) has already refused bad fields and filled in defaults, so
-parsing here is reading. Times are unix seconds, pools are named by `Ref`, whose text is "namespace/name".
+Admission (the API server's schema, or `local.admission`) has already refused bad fields and filled in defaults. So
+parsing only reads. Times are unix seconds. Pools are named by `Ref`, with the text "namespace/name".
 """
 
 import hashlib
@@ -22,9 +22,10 @@ Tier = Literal["Remote", "Disk", "Host"]
 Object = Mapping[str, Any]
 Bound = int | str  # a number, or a percentage as text
 
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what reading a spec of another version may raise
+# possible errors of reading a spec of a different version
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
 API_VERSION = "serving.weft.dev/v1alpha1"
-# Fields of a pool's spec that its runners are not made from, beside its model's chatTemplate.
+# Fields of a pool's spec that do not shape its runners, in addition to its model's chatTemplate.
 NOT_OF_RUNNERS = ("replicas", "autoscaling", "paused", "rollout", "disruptionBudget", "allowedNamespaces")
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
@@ -44,7 +45,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Identity and age of an object. `created` is unix seconds, with a fraction if the server sends one."""
+    """Identity and age of an object. `created` is unix seconds, with a fraction if the server sends a fraction."""
 
     ref: Ref
     uid: str
@@ -58,7 +59,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class AdapterObject:
-    """A LoRAAdapter: its spec as the API has it, and what follows from it here. `status` is the last written one."""
+    """A LoRAAdapter: its spec in the form of the API, and derived fields. `status` is the last written status."""
 
     meta: Meta
     pool: Ref
@@ -73,7 +74,7 @@ class AdapterObject:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runners of one kind. `template` is complete: the group's, or else the pool's."""
+    """A group of equal runners. `template` is complete: the group's, or else the pool's."""
 
     name: str
     template: Object
@@ -84,12 +85,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class PoolObject:
-    """A ServingPool: its spec as the API has it, and what follows from it here. `groups` is never empty."""
+    """A ServingPool: its spec in the form of the API, and derived fields. `groups` is never empty."""
 
     meta: Meta
     model_name: str
     groups: tuple[Group, ...]
-    shape: str  # a hash of what of the spec its runners are made from
+    shape: str  # a hash of the spec's fields that shape its runners
     spec: ServingPoolSpec
     status: Object
 
@@ -109,7 +110,7 @@ class PoolObject:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """An object whose spec this version of the operator cannot read, and why."""
+    """An object with a spec unreadable for this version of the operator. `message` is the error."""
 
     meta: Meta
     message: str
@@ -122,9 +123,9 @@ def holds(resource: AdapterObject | PoolObject, condition: str) -> bool:
 
 
 def parse(obj: Object, previous: AdapterObject | PoolObject | None = None) -> AdapterObject | PoolObject | Malformed:
-    """Read a stored object, whatever version of the API wrote it: absent fields have their defaults.
+    """Read a stored object of any version of the API: absent fields have their defaults.
 
-    `known`: what was read of the object before. Most changes are of a status: a spec is read once a generation.
+    `previous`: the object as it was read before. Most changes are of a status, so a spec is read once per generation.
     """
     if previous is not None:
         meta = parse_meta(obj)
@@ -171,7 +172,7 @@ def ref_of(obj: Object) -> Ref:
 
 
 def resource_version(obj: Object | None) -> str | None:
-    """The version of an object as the API server gave it; None: there is no object."""
+    """Return the version of an object as the API server gave it; None without an object."""
     return obj["metadata"].get("resourceVersion") if obj else None
 
 
@@ -202,11 +203,11 @@ def unix_s(timestamp: str) -> float:
 
 
 def _groups(spec: ServingPoolSpec, stored: Object) -> tuple[Group, ...]:
-    """Read the groups. `stored`: the spec as it is written, whose templates go into pods as they are."""
+    """Read the groups. `stored`: the written spec, because its templates go into pods unchanged."""
     default: Object = stored.get("template") or {}
     templates = (group.get("template", default) for group in stored.get("runnerGroups") or ())
-    given = tuple(
+    groups = tuple(
         Group(group.name, template, group.min_runners, group.max_runners, group.phase)
         for group, template in zip(spec.runner_groups or (), templates, strict=True)
     )
-    return given or (Group(DEFAULT_GROUP, default),)
+    return groups or (Group(DEFAULT_GROUP, default),)

@@ -1,8 +1,8 @@
-"""The pace of replacing runners by ones of another template: how many at a time, of which group, of which pool. Pure.
+"""The pace of replacing runners after a new template: how many at a time, in which group, in which pool. Pure.
 
-A pool's bounds are `spec.rollout`. Of its groups one is replaced at a time, so that the bounds hold for the pool. A
-change that comes from what the installation gives all runners (a new image, a new operator) is made pool by pool: those
-in order first, and none while one that has it is not in order. A change of the pool's own waits for no other pool.
+`spec.rollout` bounds a pool. Its groups are replaced one after another, so the bounds hold for the whole pool. A change
+of the installation's part of all runners (a new image, a new operator) is made pool by pool. Pools in order come first,
+and the next pool waits until the changed pools are in order. A change of the pool's part waits for no other pool.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import rollout_limits
 from weft_operator.core.state import Child, ClusterState, ObjectKey, ObservedState, Pod
 
-OUTSIDE, REPLACING = "what the installation gives runners has changed", "runners are being replaced"
-PROGRESS_S = 600  # what a Deployment has by default
-RETRY_S = 2.0  # before a pool looks again whether another one is in order
+OUTSIDE, REPLACING = "the installation's part of the runners has changed", "runners are being replaced"
+PROGRESS_S = 600  # the default of a Deployment
+RETRY_S = 2.0  # before a pool looks again whether an earlier pool is in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class _Part:
     key: ObjectKey
     name: str
     pending: bool  # it has another template than it should have
-    from_outside: bool  # which is not the pool's own change
+    from_outside: bool  # the change is not in the pool's spec
     replicas: int
-    current: int  # pods of the template that the object has
+    current: int  # pods of the object's present template
     ready: int  # of all its pods
     current_ready: int
     outdated: int
@@ -61,7 +61,8 @@ def hold(
     unsettled = next((part for part in parts if not part.pending and not part.in_order), None)
     first = min(pending, key=lambda part: part.in_order, default=None)
     surges = rollout_limits(pool, sum(part.replicas for part in parts))[1] > 0
-    counting = [part for part in pending if part.ready or surges]  # the others serve nobody, and take no room more
+    # the rest serve no requests, and take no additional room
+    counting = [part for part in pending if part.ready or surges]
     waiting_groups = {part.key: f"group {part.name} waits" for part in counting if part is not first}
     reason = _progress(parts)
     if first in counting and unsettled is not None:
@@ -79,12 +80,12 @@ def hold(
 
 
 def is_replacing(live: Object, pods: Iterable[Pod], now: float) -> bool:
-    """Whether a Deployment replaces its pods and gets on with it: fewer replicas wait until it has.
+    """Whether a Deployment replaces its pods and makes progress. If so, a smaller size waits until it is done.
 
-    The Deployment controller shrinks the ReplicaSets of both templates one by one. Where one write fails between them,
-    the one that is left has the new size and a note of the old one, which the controller takes for a scaling that goes
-    on: it replaces no pod any more (`isScalingEvent` and `scale` in Kubernetes' pkg/controller/deployment). One that
-    has not got on for its deadline may be in that state, which another size ends.
+    The Deployment controller shrinks the ReplicaSets of both templates one after another. If a write fails in between,
+    the remaining ReplicaSet has the new size and a note of the old size. The controller takes the note for a scaling in
+    progress, and replaces no pod any more (`isScalingEvent` and `scale` in Kubernetes' pkg/controller/deployment). A
+    Deployment past its progress deadline may be stuck in this state; a new size ends it.
     """
     status, name = live.get("status") or {}, (live["metadata"].get("labels") or {}).get(GROUP_LABEL, "")
     for condition in status.get("conditions") or ():
@@ -108,7 +109,7 @@ def await_turn(pool: PoolObject, state: ClusterState, revision: Revision) -> str
             continue
         parts = _live_parts(other_pool.meta.ref, state.observed, revision)
         begun = any(not part.pending and not part.in_order for part in parts)
-        if other_pool.spec.parallelism.pods_per_runner > 1:  # one of them is gone, and its next one is to come
+        if other_pool.spec.parallelism.pods_per_runner > 1:  # a missing runner is on its way to be replaced
             begun = begun or len(parts) < int(other_pool.status.get("desiredReplicas", 0))
         if begun and other_pool.meta.ref == ref:
             return ""
@@ -120,25 +121,25 @@ def await_turn(pool: PoolObject, state: ClusterState, revision: Revision) -> str
     if any(ref == waiting_ref for _, waiting_ref in sorted(waiting)[:free]):
         return ""
     first_ref = min(changing) if changing else min(waiting)[1]
-    return f"waits for ServingPool {first_ref}, whose runners have to be ready first"
+    return f"waits until the runners of ServingPool {first_ref} are ready"
 
 
 def is_behind(pool: PoolObject, observed: ObservedState, defaults: RunnerDefaults) -> bool:
-    """Whether some of the pool's runners lack what the installation gives all runners now."""
+    """Whether some of the pool's runners lack the installation's present part."""
     defaults_digest, live = defaults_hash(defaults), observed.children.get(pool.meta.ref, {})
     return any(_annotation(obj, DEFAULTS_HASH) != defaults_digest for obj in _runner_objects(live).values())
 
 
 def from_outside(live: Object, revision: Revision) -> bool:
-    """Whether the pool's own part of a runner's object is as it should be: then all that differs is from elsewhere.
+    """Whether the pool's part of a runner's object is up to date: then every difference comes from outside.
 
-    An older operator did not note that part.
+    An older operator did not note the pool's part.
     """
     return _annotation(live, SHAPE_HASH) in ("", revision.shape)
 
 
 def _live_parts(pool: Ref, observed: ObservedState, revision: Revision) -> list[_Part]:
-    """Read the parts from what is noted at the live objects: nothing of the pool is rendered."""
+    """Read the parts from the notes at the live objects: the pool is not rendered."""
     pods, parts = observed.pods.get(pool, {}).values(), list[_Part]()
     for key, live in _runner_objects(observed.children.get(pool, {})).items():
         parts.append(_part_of(key, live, pods, pending=_annotation(live, DEFAULTS_HASH) != revision.defaults))

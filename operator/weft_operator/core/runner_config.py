@@ -18,7 +18,7 @@ def make_runner_config(pool: PoolObject, base_digest: str, group: Group | None =
 
 
 def _flags(pool: PoolObject, base_digest: str, phase: str) -> Flags:
-    """Make the flags of a runner. What the pool leaves open has none, or 0: its runner finds it."""
+    """Make the flags of a runner. An open setting has no flag, or 0: its runner chooses."""
     spec, sizes, split = pool.spec, pool.spec.advanced, pool.spec.parallelism
     flags: Flags = {
         "pool": str(pool.meta.ref),

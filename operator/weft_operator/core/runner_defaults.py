@@ -1,7 +1,7 @@
-"""Defaults of the runner pods of one installation: set by the platform, the same for every pool.
+"""Defaults of the runner pods of an installation: set by the platform, the same for every pool.
 
-In a cluster it is a YAML file that the chart renders (`--runner-defaults`); the names there are those of the fields in
-camelCase.
+In a cluster they are a YAML file rendered by the chart (`--runner-defaults`). The names in the file are the fields'
+names in camelCase.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class SecurityContexts:
 
 @dataclass(frozen=True, slots=True)
 class RunnerDefaults:
-    """The parts of a runner pod that no pool chooses. Mappings and lists are as Kubernetes writes them."""
+    """The parts of a runner pod outside of a pool's choice. Mappings and lists are as Kubernetes writes them."""
 
     image: str
     supervisor: str  # host:port
@@ -47,12 +47,12 @@ class RunnerDefaults:
     env: Sequence[Json] = ()
     volumes: Sequence[Json] = ()
     volume_mounts: Sequence[Json] = ()
-    resources: Json = field(default_factory=dict[str, Any])  # of a pool that sets none
+    resources: Json = field(default_factory=dict[str, Any])  # of a pool without resources
     security_contexts: SecurityContexts = field(default_factory=SecurityContexts)
     pod_labels: Mapping[str, str] = field(default_factory=dict[str, str])
     pod_annotations: Mapping[str, str] = field(default_factory=dict[str, str])
-    network_policies: bool = False  # pods may connect only where a policy lets them
-    pools_at_a_time: int = 1  # whose runners are replaced where any of this changes; 0: all
-    executor: str = ""  # "": the runner's own choice
+    network_policies: bool = False  # pods may connect only if a policy lets them
+    pools_at_a_time: int = 1  # pools with runners in replacement after a change of these defaults; 0: all
+    executor: str = ""  # "": the runner chooses
     log_level: str = "INFO"
     log_format: str = "json"

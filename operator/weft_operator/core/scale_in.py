@@ -1,9 +1,9 @@
-"""The choice of a group's pods that go first when its Deployment gets smaller, and what happens before. Pure.
+"""The choice of a group's pods to stop first when its Deployment shrinks, and the preparations. Pure.
 
-A ReplicaSet stops the pods of the lowest deletion cost first. So costs are written and seen before the Deployment gets
-fewer replicas, and it gets them while all its pods are of one ReplicaSet, not while they are replaced. A pool whose
-evictions wait (`disruptionBudget.maxUnavailable: 0`) moves its runners off a node that has become unschedulable: one
-pod more, and once that one is ready, one less, which is the one on that node.
+A ReplicaSet stops the pods with the lowest deletion cost first. So costs are written and seen before the Deployment
+shrinks. It shrinks only while all its pods are of one ReplicaSet, not during a replacement. A pool with waiting
+evictions (`disruptionBudget.maxUnavailable: 0`) moves its runners off an unschedulable node. It starts an additional
+pod, and once the new pod is ready, it removes the pod on the node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from weft_operator.core.resources import PoolObject
 from weft_operator.core.scaling import Bounds, ScaledRunner
 from weft_operator.core.state import ClusterState, Pod
 
-SEEN_S = 5.0  # a deletion cost that was accepted this long ago counts as seen
+SEEN_S = 5.0  # a deletion cost accepted this long ago counts as seen
 
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
     """The present size of a group, and the awaited step before a smaller size.
 
-    `settled`: that size is the last word for now. Otherwise who goes is known in a moment.
+    `settled`: the size is final for now. Otherwise the victims are known in a moment.
     """
 
     size: int
@@ -50,7 +50,7 @@ def shrink(
     *,
     waited: bool,
 ) -> Shrink:
-    """Decide how far a group of `present` runners that is to have `size` may shrink now."""
+    """Decide how far a group of `present` runners may shrink now. Its target is `size`."""
     ref, together = pool.meta.ref, scaling.counted_together(pool, group)
     pods = _staying(pool, group, state)
     runners = [ScaledRunner(name, pod.state == "Ready") for name, pod in pods.items()]
@@ -75,9 +75,9 @@ def shrink(
 
 
 def move_off(pool: PoolObject, group: str, size: int, state: ClusterState, now: float) -> Move | None:
-    """Plan how the group's ready runners leave unschedulable nodes, one at a time; None: none has to move.
+    """Plan the group's ready runners to leave unschedulable nodes, one at a time; None without any.
 
-    A runner that is not ready serves nobody, and any eviction takes it.
+    A runner that is not ready serves no requests, and any eviction takes it.
     """
     if pool.spec.disruption_budget.max_unavailable or not size or not state.observed.unschedulable_nodes:
         return None
@@ -87,7 +87,7 @@ def move_off(pool: PoolObject, group: str, size: int, state: ClusterState, now: 
     if not leaving:
         return None
     surplus = len(ready) - size
-    reason = f"runner {leaving[0]} leaves node {ready[leaving[0]].node}, which is unschedulable"
+    reason = f"runner {leaving[0]} leaves unschedulable node {ready[leaving[0]].node}"
     if surplus <= 0:
         return Move(size + 1, [], f"{reason}, once another runner is ready")
     going = [ScaledRunner(name, True) for name in leaving[:surplus]]
@@ -103,7 +103,7 @@ def _staying(pool: PoolObject, group: str, state: ClusterState) -> dict[str, Pod
 def _mark(
     pool: PoolObject, pods: Mapping[str, Pod], going: Sequence[ScaledRunner], state: ClusterState, now: float
 ) -> tuple[bool, list[Action]]:
-    """Order the deletion costs by which these pods leave first. Return whether some costs are still unseen."""
+    """Order the deletion costs that make these pods leave first. Return whether some costs are still unseen."""
     ref, costs = pool.meta.ref, scaling.deletion_costs(going)
     costs |= {name: 0 for name, pod in pods.items() if name not in costs and (pod.cost or 0) < 0}
     unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, state, now)}

@@ -1,14 +1,14 @@
-"""The number of runners that a pool has now, in which group, and which of them are deleted. Pure.
+"""The present number of runners of a pool, their groups, and the runners to delete. Pure.
 
-The scheduler reports how many runners a pool could use and, where there are more, their order of deletion (victims);
-the pool's spec bounds the number and its groups distribute it. Scale-up is immediate. Scale-down waits for the
-scheduler's victims, on which nothing new is placed. Where groups are for phases that are split, the scheduler reports
-the number of each phase, also within a fixed number, and names victims among them.
+The scheduler reports how many runners a pool could use and, for a surplus, their order of deletion (victims). The
+pool's spec bounds the number, and its groups distribute it. Scale-up is immediate. Scale-down waits for the scheduler's
+victims, because the scheduler places nothing new on them. If groups are for split phases, the scheduler reports the
+number of each phase, also within a fixed number, and names victims among its runners.
 
-- A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is asked to go gives
-  its streams back anyway.
-- The autoscaler never takes away more ready runners than the scheduler has named: one that has just started knows of
-  no runner, and wants none.
+- A number set by people holds. Its scale-down waits at most `ANSWER_S` for the victims: even an unnamed runner gives
+  its streams back when it ends.
+- The autoscaler never removes more ready runners than the scheduler has named. A freshly started scheduler knows of no
+  runner, and wants none.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The allowed numbers of runners of a pool, for one generation of its spec; equal for a fixed number."""
+    """The allowed numbers of runners of a pool for a generation of its spec; equal for a fixed number."""
 
     min: int
     max: int
@@ -41,14 +41,14 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class ScaledRunner:
-    """One runner of any backend. `settled`: it takes requests, so its removal moves streams."""
+    """A runner of any backend. `ready`: it takes requests, so its removal moves streams."""
 
     name: str
     ready: bool
 
 
 def bounds(pool: PoolObject, default: int) -> Bounds:
-    """The bounds of the pool's spec, as far as its groups have room. `default`: for a pool that sets nothing."""
+    """Return the bounds of the pool's spec, as far as its groups have room. `default`: for a pool without a number."""
     if pool.spec.autoscaling is not None:
         low, high = pool.spec.autoscaling.min_replicas, pool.spec.autoscaling.max_replicas
     else:
@@ -60,8 +60,8 @@ def bounds(pool: PoolObject, default: int) -> Bounds:
 def target(bounds: Bounds, report: PoolStatus | None, present: int) -> int:
     """Return the target number of runners. Before the scheduler's first answer no present runner is surplus.
 
-    A scheduler that has just started observes no generation before it knows the runners, and wants more where requests
-    wait.
+    A freshly started scheduler observes no generation before it knows the runners. For waiting requests it may want
+    more.
     """
     if report is None or not (is_current(report, bounds) or report.observed_generation == 0):
         return bounds.clamp(present)
@@ -76,8 +76,8 @@ def is_current(report: PoolStatus, bounds: Bounds) -> bool:
 def distribute(count: int, groups: Sequence[Group]) -> dict[str, int]:
     """Distribute `count` runners: first every group's minimum, then each up to its maximum, both in list order.
 
-    The sum is `count`, as far as the groups have room; with one more, one group gets one more, so that a pool that
-    shrinks empties its groups in reverse.
+    The sum is `count`, as far as the groups have room. An additional runner goes to a single group, so a shrinking pool
+    empties its groups in reverse.
     """
     sizes: dict[str, int] = {}
     for group in groups:
@@ -89,13 +89,13 @@ def distribute(count: int, groups: Sequence[Group]) -> dict[str, int]:
 
 
 def counts_apart(pool: PoolObject) -> bool:
-    """Whether the scheduler counts the runners of groups apart, by the phase that their hardware is for."""
+    """Whether the scheduler counts the runners of groups separately, by their hardware's phase."""
     return pool.spec.phases.mode == "Split" and any(group.phase != "Any" for group in pool.groups)
 
 
 def counted_together(pool: PoolObject, group: str) -> set[str]:
-    """Return the groups of a pool that the scheduler counts together with this group."""
-    is_separate, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
+    """Return the groups counted together with this group by the scheduler."""
+    is_separate, phases = counts_apart(pool), {member.name: member.phase for member in pool.groups}
     return {name for name, phase in phases.items() if name != group and not (is_separate and phase != phases[group])}
 
 
@@ -114,9 +114,9 @@ def phase_groups(pool: PoolObject) -> tuple[PhaseGroups, ...]:
 def sizes(
     pool: PoolObject, wanted_runners: int, report: PoolStatus | None, bounds: Bounds, present: Mapping[str, int]
 ) -> dict[str, int]:
-    """Decide the size of each group. Where groups are counted apart the scheduler's report decides.
+    """Decide the size of each group. For groups counted separately, the scheduler's report decides.
 
-    Until it has answered nothing moves from one group to another (`present`).
+    Until it has answered, runners stay in their groups (`present`).
     """
     groups = pool.groups
     if not counts_apart(pool):
@@ -131,10 +131,10 @@ def sizes(
 
 
 def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> dict[str, int]:
-    """Distribute runners: each group's minimum, then its present size, then up to its maximum, each time to the
-    smallest group.
+    """Distribute runners over groups by need, each time to the smallest group.
 
-    Every group gets one before one gets two. The sum is `count`, as far as the groups have room.
+    First each group gets its minimum, then its present size, then up to its maximum. Every group gets its first runner
+    before a group gets its second. The sum is `count`, as far as the groups have room.
     """
     sizes = dict.fromkeys((group.name for group in groups), 0)
 
@@ -150,7 +150,7 @@ def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> 
 
 
 def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted_runners: int) -> dict[str, int]:
-    """Limit sizes to no growth beyond `wanted` in all: accelerators are scarce, and others have to leave first."""
+    """Limit new runners to a total of `wanted_runners`: accelerators are scarce, and old runners must leave first."""
     new_sizes, excess = dict(sizes), sum(sizes.values()) - wanted_runners
     for name in reversed(new_sizes):
         later = max(0, min(excess, new_sizes[name] - present.get(name, 0)))
@@ -168,14 +168,13 @@ def select_victims(
     is_separate: bool = False,
     elsewhere: int = 0,
 ) -> list[ScaledRunner] | None:
-    """Choose the runners of `present` to delete in order, so that `wanted` are left; None if the victims are unknown
-    yet.
+    """Choose the runners to delete, in order, so `wanted_runners` are left; None until the victims are known.
 
-    `waited`: the scheduler has had its time to answer. The order: those that are not ready, then the scheduler's
-    victims in its order, then, for a number that people wrote, the last of those that are left: where groups are
-    counted `apart` only as long as the scheduler has not answered, for then a number may move from one group to
-    another. It counts groups of one phase together: for each victim that it has named `elsewhere`, in another group, a
-    runner that it has not named may be deleted here.
+    `waited`: the scheduler has had its time to answer. Unready runners go first, then the scheduler's victims in its
+    order. For a number set by people, the last remaining runners follow. If groups are counted separately
+    (`is_separate`), they follow only until the scheduler has answered: its answer may move runners between groups. The
+    scheduler counts groups of the same phase together. So for each of its `elsewhere` victims in other groups, an
+    unnamed runner may be deleted here.
     """
     surplus, answered = len(present) - wanted_runners, report is not None and is_current(report, bounds)
     if surplus <= 0:
@@ -198,8 +197,9 @@ def group_of(index: int, groups: Sequence[Group]) -> Group:
 
 
 def rollout_limits(pool: PoolObject, wanted_runners: int) -> tuple[int, int]:
-    """Return maxUnavailable and maxSurge of a pool of `wanted_runners` runners, at least one unavailable if both would
-    be 0.
+    """Return maxUnavailable and maxSurge of a pool of `wanted_runners` runners.
+
+    If both would be 0, maxUnavailable is 1.
     """
     unavailable, surge = (
         _floor(pool.spec.rollout.max_unavailable, wanted_runners),
@@ -224,11 +224,11 @@ def not_terminating(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerPro
 def to_start(
     make_config: Callable[[int], RunnerConfig], count: int, present: Mapping[int, RunnerProcess], unavailable: int = 1
 ) -> list[int]:
-    """Choose indexes of processes to start, or to start anew with another launch.
+    """Choose indexes of processes to start, or to start anew with a new launch.
 
-    Missing runners start all at once, at the lowest free indexes. Outdated ones are replaced when every runner that is
-    wanted is there, as many as leave no more than `unavailable` runners that are not ready, so that a change of a pool
-    never takes all of its runners away; a runner that cannot start anyway is replaced at once.
+    Missing runners start all at once, at the lowest free indexes. Outdated runners are replaced once all wanted runners
+    are present. At most `unavailable` runners are not ready at a time, so a change of a pool never takes all its
+    runners away. An outdated runner in a crash loop is replaced at once.
     """
     staying = not_terminating(present)
     free = (index for index in range(MAX_POOL_RUNNERS) if index not in present)
@@ -245,7 +245,7 @@ def to_start(
 def deletion_costs(going: Iterable[ScaledRunner]) -> dict[str, int]:
     """Give deletion costs, by name: the first to go has the lowest.
 
-    A runner that is not ready is deleted first anyway, but it may become ready before any is deleted.
+    A runner that is not ready is deleted first anyway, but it may become ready before the deletion.
     """
     names = [runner.name for runner in going]
     return {name: number - len(names) for number, name in enumerate(names)}

@@ -1,9 +1,9 @@
-"""The state that `reconcile` compares: what is desired, what is observed, and what is expected after own writes.
+"""The state that `reconcile` compares: desired state, observed state, and expected effects of its writes.
 
-`DesiredState` holds the objects, indexed so that planning one object costs O(1) with 100,000 of them. `ObservedState`
-holds what depot, cluster and scheduler report. `Expectations` hold what this process has published, applied and
-unpublished: facts that are not reported back, or not yet. All are plain memory with one owner; every change of the
-objects returns which of them have to be planned again.
+`DesiredState` holds the objects, indexed so that planning an object costs O(1) among 100,000. `ObservedState` holds the
+reports of depot, cluster and scheduler. `Expectations` hold the entries published, applied and unpublished by this
+process: facts without a report, or not reported yet. All are plain memory with one owner. Every change of the objects
+returns the objects to plan again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -58,12 +58,12 @@ class Pod:
     message: str = ""  # why it does not run, for people
     cost: int | None = None
     runner: str = ""
-    template: str = ""  # a hash of what it was made from
-    node: str = ""  # that it has to leave when that one becomes unschedulable
+    template: str = ""  # a hash of its template
+    node: str = ""  # a node to leave when it becomes unschedulable
 
 
 def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
-    """Make one Pod for each runner. For several pods it is the first pod, in the joint state."""
+    """Make a Pod for each runner. For several pods it is the first pod, in the joint state."""
     runners, several = list[Pod](), dict[str, list[Pod]]()
     for pod in pods:
         if pod.runner:
@@ -74,7 +74,7 @@ def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _together(runner: str, pods: list[Pod]) -> Pod:
-    """Join the pods of a runner: it is Ready or leaving with the last of them; why one does not run is its reason."""
+    """Join the pods of a runner. It is Ready or leaving with its last pod, and takes the reason of a failing pod."""
     by_state = {pod.state: pod for pod in sorted(pods, key=lambda pod: pod.name, reverse=True)}
     stuck = by_state.get("CrashLoop") or by_state.get("Unschedulable")
     state = stuck.state if stuck else pods[0].state if len(by_state) == 1 else "Starting"
@@ -92,7 +92,7 @@ class ObjectKey:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """An object that a pool owns, as it should be: a complete intent for server-side apply."""
+    """A child of a pool as it should be: a complete intent for server-side apply."""
 
     kind: str
     namespace: str
@@ -120,13 +120,13 @@ class ApplyFailure:
 
 @dataclass(frozen=True, slots=True)
 class SharedFolders:
-    """The folders that pools may name in modelCache: of nodes, and of claims as NAMESPACE/NAME."""
+    """The folders allowed for pools in modelCache: of nodes, and of claims as NAMESPACE/NAME."""
 
     host_paths: frozenset[str] = frozenset()
     claims: frozenset[str] = frozenset()
 
     def refusal(self, pool: PoolObject) -> str:
-        """Explain why this pool may not have the folder that it names; empty when it may."""
+        """Explain why this pool may not use its named folder; empty when it may."""
         cache = pool.spec.model_cache
         if cache and cache.host_path:
             value, listed, name = "hostPaths", self.host_paths, cache.host_path.path
@@ -134,22 +134,22 @@ class SharedFolders:
             value, listed, name = "claims", self.claims, f"{pool.meta.ref.namespace}/{claim.claim_name}"
         else:
             return ""
-        expected = f"expected one of the chart's value operator.modelCache.{value}, got {name}"
+        expected = f"expected an entry of the chart's operator.modelCache.{value}, got {name}"
         return "" if name in listed else f"{expected}; ask the platform to list it, or use emptyDir"
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorPolicy:
-    """The policy of an installation for every object, whatever its spec says."""
+    """The installation's policy for every object, independent of its spec."""
 
     resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
-    remote_period_s: float = 60.0  # before a remote source that failed is asked again; doubles
+    remote_period_s: float = 60.0  # before a failed remote source is asked again; doubles
     poll_s: float = inf  # how often a remote source in order is asked for a new content
-    resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
+    resolves_per_s: float = 50.0  # at most for all objects together: the same load for 10,000 objects
     default_replicas: int = 1
     longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot
-    defaults: RunnerDefaults | None = None  # of runners that are pods; None: runners are processes of this machine
-    pool_namespaces: frozenset[str] | None = None  # where pools are served; None: everywhere
+    defaults: RunnerDefaults | None = None  # of runners in pods; None: runners are processes of this machine
+    pool_namespaces: frozenset[str] | None = None  # namespaces with served pools; None: all
     shared_folders: SharedFolders | None = None  # None: any, since runners are processes of the machine's owner
 
 
@@ -160,7 +160,7 @@ class DesiredState:
         self.policy = policy or OperatorPolicy()
         self.pools: dict[Ref, PoolObject] = {}
         self.adapters: dict[Ref, AdapterObject] = {}
-        self.malformed: dict[Ref, Malformed] = {}  # what was read of them before stays in the tables above
+        self.malformed: dict[Ref, Malformed] = {}  # their earlier readable versions stay in the tables above
         self.by_uid: dict[str, Ref] = {}
         self._by_pool: dict[Ref, set[Ref]] = {}
         self._pinned: dict[Ref, set[Ref]] = {}  # of _by_pool
@@ -168,7 +168,7 @@ class DesiredState:
         self._by_name: dict[str, set[Ref]] = {}
 
     def put(self, resource: PoolObject | AdapterObject | Malformed) -> set[Ref]:
-        """Take in a new or changed object. Returns every object that has to be planned again."""
+        """Take in a new or changed object. Returns every object to plan again."""
         ref = resource.meta.ref
         if isinstance(resource, Malformed):
             self.add(resource)
@@ -184,7 +184,7 @@ class DesiredState:
         return affected | self._neighbours(resource)
 
     def add(self, resource: PoolObject | AdapterObject | Malformed) -> None:
-        """Take in a new or changed object, where its neighbours need not be known. Costs the same with 10,000."""
+        """Take in a new or changed object, without the list of its neighbours. Costs the same with 10,000."""
         ref = resource.meta.ref
         if isinstance(resource, Malformed):
             self.malformed[ref] = resource
@@ -201,7 +201,7 @@ class DesiredState:
         self._by_name.setdefault(resource.model_name, set()).add(ref)
 
     def drop(self, ref: Ref) -> set[Ref]:
-        """Forget an object. Returns every object that has to be planned again."""
+        """Forget an object. Returns every object to plan again."""
         was_malformed, resource = self.malformed.pop(ref, None), self.get(ref)
         if resource is None:
             return {ref} if was_malformed else set()
@@ -218,12 +218,12 @@ class DesiredState:
         return served is None or namespace in served
 
     def folder_refusal(self, pool: PoolObject) -> str:
-        """Explain why this pool may not have the folder that its modelCache names; empty when it may."""
+        """Explain why this pool may not use the folder in its modelCache; empty when it may."""
         folders = self.policy.shared_folders
         return folders.refusal(pool) if folders else ""
 
     def is_held(self, pool: PoolObject) -> bool:
-        """Whether a pool's runners stay as they are: it is paused, or may not have the folder that it names."""
+        """Whether a pool's runners stay as they are: it is paused, or may not use its folder."""
         return pool.spec.paused or self.folder_refusal(pool) != ""
 
     def refs(self) -> list[Ref]:
@@ -236,11 +236,11 @@ class DesiredState:
         return resource.meta if resource else None
 
     def adapters_of(self, pool: Ref) -> Iterator[AdapterObject]:
-        """The adapters that name this pool, permitted or not, whether it exists or not."""
+        """Return the adapters of this pool, permitted or not, even for a missing pool."""
         return (self.adapters[ref] for ref in self._by_pool.get(pool, ()))
 
     def counts(self, pool: Ref) -> tuple[int, int]:
-        """Count the adapters that name this pool, and how many of them are Ready. Costs the same with 10,000."""
+        """Count the adapters of this pool, and its Ready adapters. Costs the same with 10,000."""
         return len(self._by_pool.get(pool, ())), len(self._ready.get(pool, ()))
 
     def claimants(self, model_name: str) -> Iterator[PoolObject | AdapterObject]:
@@ -256,7 +256,7 @@ class DesiredState:
             return near | self._by_pool.get(resource.meta.ref, set())
         if resource.pool not in self.pools:
             return set()  # it is rejected, and has no neighbours
-        # Pinned ones share the slots that may be pinned.
+        # Pinned adapters share the slots for pinning.
         return near | {resource.pool} | (self._pinned.get(resource.pool, set()) if resource.spec.pinned else set())
 
     def _remove(self, ref: Ref) -> None:
@@ -279,7 +279,7 @@ class DesiredState:
 
 @dataclass(frozen=True, slots=True)
 class ForeignObject:
-    """An object under the name of a child that is not its pool's, as it was read at `at`. No watch reports it."""
+    """A foreign object under the name of a pool's child, as it was read at `at`. No watch reports it."""
 
     obj: Object
     at: float
@@ -292,7 +292,7 @@ class ForeignObject:
 
 @dataclass(slots=True)
 class ObservedState:
-    """The state that depot, cluster and scheduler report. Absent means "not known", and unknown changes no status."""
+    """The state reported by depot, cluster and scheduler. Absent means "not known": it changes no status."""
 
     resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid; `canary_uid`, `template_uid`
     runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
@@ -302,18 +302,18 @@ class ObservedState:
     unschedulable_nodes: set[str] = field(default_factory=set)
     pool_reports: dict[str, PoolStatus] = field(default_factory=dict)  # by "namespace/name"
     adapter_reports: dict[str, AdapterStatus] = field(default_factory=dict)  # by uid
-    unloaded: set[str] = field(default_factory=set)  # uids of deleted adapters that no runner holds any more
+    unloaded: set[str] = field(default_factory=set)  # uids of deleted adapters held by no runner any more
 
 
 @dataclass(slots=True)
 class Expectations:
-    """The results of what this process has done, as long as they are not observed."""
+    """The effects of this process's writes, as long as they are not observed."""
 
     pools: dict[Ref, PoolSpec] = field(default_factory=dict)  # as published
     published_at: dict[Ref, float] = field(default_factory=dict)  # when a pool was last published
     adapters: dict[Ref, AdapterSpec] = field(default_factory=dict)  # as published
-    unloading: set[str] = field(default_factory=set)  # uids of deleted adapters that were unpublished
-    applied: dict[ObjectKey, tuple[str, str]] = field(default_factory=dict)  # intent, and the revision that it gave
+    unloading: set[str] = field(default_factory=set)  # uids of deleted and unpublished adapters
+    applied: dict[ObjectKey, tuple[str, str]] = field(default_factory=dict)  # intent, and the resulting revision
     apply_failures: dict[Ref, dict[ObjectKey, ApplyFailure]] = field(default_factory=dict)  # by pool
     deletion_costs: dict[str, tuple[int, float]] = field(default_factory=dict)  # by uid of the pod: cost, and when
     retention: Retention = field(default_factory=Retention)
@@ -332,7 +332,7 @@ K = TypeVar("K")
 
 
 def _same_spec(stored: PoolObject | AdapterObject, proposed: PoolObject | AdapterObject) -> bool:
-    """Return whether only the status differs. It concerns at most the adapter's pool, which counts ready adapters."""
+    """Return whether only the status differs. The change concerns at most the adapter's pool and its ready adapters."""
     meta = replace(stored.meta, resource_version=proposed.meta.resource_version)
     return replace(stored, status=proposed.status, meta=meta) == proposed
 

@@ -1,17 +1,20 @@
-"""Views -> the status of an object: its conditions, what else it shows, and the Events of its transitions. Pure.
+"""Views -> the status of an object: its conditions, further fields, and the Events of its transitions. Pure.
 
-Ready of an adapter is about what is *served*; Validated and Fetched are about the *newest content*. While an edited
-source is read, and until every gateway serves it, Ready stays True on the content before it, and its observedGeneration
-as it was: whoever waits for Ready (`kubectl wait`, kstatus) waits for the new content. When an edited source is bad,
-Fetched turns False with the reason while Ready stays True on the content before it, for UpdateFailed.
+Ready of an adapter is about the *served* content; Validated and Fetched are about the *newest* content. While an edited
+source is read, and until every gateway serves it, Ready stays True on the previous content, with the previous
+observedGeneration. So every waiter for Ready (`kubectl wait`, kstatus) waits for the new content. If an edited source
+is bad, Fetched turns False with the reason. Ready then stays True on the previous content, with reason UpdateFailed.
 
-Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published and UpdateFailed
-(Ready), RunnersReady (Available). Of the
-others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
-Publishing (sent to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
-Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots,
-ChildConflict, ChildRefused, PodsRefused, VolumeNotAllowed. Of CanaryPromoted: Promoted, SameContent, RolledBack,
-Progressing, and those of the depot.
+Reasons are API.
+
+- True conditions: Accepted, Validated, Fetched, Published and UpdateFailed (Ready), RunnersReady (Available).
+- False and Unknown conditions, an object's part: PoolNotFound, NotPermitted, NameConflict, NamespaceNotServed, NoSlots,
+  BaseNotReady, VolumeNotAllowed, Deleting.
+- False and Unknown conditions, the content's part: reasons of the depot; Resolving, ResolveFailed, LoadFailed,
+  Publishing (sent to the scheduler, not yet in its route table).
+- False and Unknown conditions, the runners' part: NoReadyRunner, ScaledToZero, Converging (runners start or leave),
+  CrashLoop, Unschedulable, ChildConflict, ChildRefused, PodsRefused.
+- CanaryPromoted: Promoted, SameContent, RolledBack, Progressing; reasons of the depot.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +72,7 @@ def adapter_conditions(view: AdapterView) -> list[UndatedCondition]:
 
 
 def has_own_template(adapter: AdapterObject, verdict: Verdict) -> bool:
-    """Whether chats of a content are rendered by the chat template among its own files."""
+    """Whether chats of a content are rendered by the chat template in the content's files."""
     is_adapters = (verdict.get("chatTemplate") or {}).get("from") == "Adapter"
     origin = adapter.chat_template.from_
     return origin == "Adapter" or (is_adapters and origin == "Auto")
@@ -92,8 +95,8 @@ def _template_of_adapter(view: AdapterView) -> list[UndatedCondition]:
             )
         ]
     if origin == "Base" or template.get("from") == "Base":
-        unused = "; the adapter's own is not used: chatTemplate.from is Base" if is_adapters else ""
-        message = f"the pool's chat template, whose condition ChatTemplate says whether it renders{unused}"
+        unused = "; the adapter's template is not used: chatTemplate.from is Base" if is_adapters else ""
+        message = f"the pool's chat template; see the pool's condition ChatTemplate{unused}"
         return [UndatedCondition("ChatTemplate", "True", "TemplateOfBase", message)]
     return _chat_template(view.serving)
 
@@ -197,7 +200,7 @@ def _fetched(request: ResolveRequest | None, resolution: Resolution | None) -> U
 
 
 def _but(message: str, answer: OperationStatus) -> str:
-    """Add to a message what of the files is not used."""
+    """Add the depot's warnings about unused parts of the files to a message."""
     return "; ".join((message, *((answer.verdict or {}).get("warnings") or ())))
 
 
@@ -222,8 +225,10 @@ def _ready(view: AdapterView, content: Sequence[UndatedCondition]) -> UndatedCon
 
 
 def observed_generation(view: AdapterView) -> int:
-    """The generation of the spec that is followed: the newest one, once its content serves or is refused, or while none
-    serves."""
+    """Return the followed generation of the spec.
+
+    It is the newest generation once its content serves or is refused, or while no content serves.
+    """
     adapter, generation = view.adapter, view.adapter.meta.generation
     if view.serving is None or view.rejection or view.mismatch or not is_ready(adapter):
         return generation
@@ -236,7 +241,7 @@ def observed_generation(view: AdapterView) -> int:
 
 
 def _is_confirmed(view: AdapterView) -> bool:
-    """Whether every gateway serves what is published now, as far as the scheduler says."""
+    """Whether every gateway serves the published content, by the scheduler's report."""
     if view.report is None or view.serving is None:
         return False
     if view.report.observed_generation == 0:  # an older scheduler
@@ -246,9 +251,9 @@ def _is_confirmed(view: AdapterView) -> bool:
 
 
 def _is_awaited(view: AdapterView) -> bool:
-    """Whether the status stays as it is until the scheduler confirms what is served now.
+    """Whether the status stays as it is until the scheduler confirms the serving content.
 
-    A canary's does not: what was decided of it is kept there.
+    The status of an adapter with a canary does not wait: it stores the canary's decisions.
     """
     adapter, report = view.adapter, view.report
     if view.serving is None or view.rejection or view.canary or adapter.meta.deleting or not is_ready(adapter):
@@ -259,7 +264,7 @@ def _is_awaited(view: AdapterView) -> bool:
 
 
 def _ready_unreported(view: AdapterView, digest: str) -> UndatedCondition:
-    """Decide Ready while the scheduler has not reported yet: what was true of this digest stays."""
+    """Decide Ready before the scheduler's first report: the stored state of this digest stays."""
     status = view.adapter.status
     stored = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
     if (
@@ -300,7 +305,9 @@ def _available(view: PoolFacts, fetched: UndatedCondition) -> UndatedCondition:
     if ready > 0:
         return UndatedCondition("Available", "True", "RunnersReady", "requests are served")
     if view.wanted_runners == 0:
-        message = "replicas is 0" if view.bounds.max == 0 else "no request needs a runner; the next one starts one"
+        message = (
+            "replicas is 0" if view.bounds.max == 0 else "no request needs a runner; the next request starts a runner"
+        )
         return UndatedCondition("Available", "False", "ScaledToZero", message)
     trouble = _trouble(view)
     return UndatedCondition(
@@ -335,10 +342,10 @@ def _pool_ready(view: PoolFacts, available: UndatedCondition, progressing: Undat
 
 
 def ready_runners(view: PoolFacts) -> int:
-    """Count the ready runners by the scheduler's report; before there is one, by the stored status. Whoever is on its
-    way out does not count.
+    """Count the ready runners by the scheduler's report, or before a report by the stored status.
 
-    The scheduler learns that a moment later than the cluster, of one that was killed only when its lease ends.
+    Leaving runners do not count. The scheduler learns of them later than the cluster, of a killed runner only when its
+    lease ends.
     """
     reported = view.report.ready_runners if view.report else int(view.pool.status.get("readyReplicas", 0))
     return min(reported, len(view.runners))
@@ -347,7 +354,7 @@ def ready_runners(view: PoolFacts) -> int:
 def _trouble(view: PoolFacts) -> Rejection | None:
     """Find a lasting fault: a refusal, or a runner that does not start.
 
-    Of several runners it is the first by name, so that the message does not flap.
+    Among several runners the first by name counts, so the message does not flap.
     """
     if view.blocking_error:
         return view.blocking_error
@@ -392,10 +399,10 @@ def model_context_tokens(view: PoolFacts) -> int:
 
 
 def pool_status(view: PoolFacts, now: float, *, pods: bool) -> dict[str, Any]:
-    """Make the pool's status as it should be stored. `pods`: its runners are pods, which a selector finds."""
+    """Make the pool's status to store. `pods`: its runners are pods, with a selector."""
     generation = view.pool.meta.generation
     previous = view.pool.status.get("conditions", ())
-    is_held = view.template is not None and view.template.is_held  # a digest in the status is one that was published
+    is_held = view.template is not None and view.template.is_held  # a digest in the status must have been published
     status = {
         "observedGeneration": generation,
         "baseDigest": view.serving.digest if view.serving and not is_held else None,
@@ -452,7 +459,7 @@ def _phases(view: PoolFacts) -> dict[str, Any] | None:
 
 
 def _last_scale(view: PoolFacts, now: float) -> dict[str, Any] | None:
-    """Note when the number of wanted runners last changed, and by whom."""
+    """Note the last change of the number of wanted runners, and its cause."""
     previous, status = view.pool.status.get("desiredReplicas"), view.pool.status
     if previous is None or previous == view.wanted_runners:
         return status.get("lastScale")
@@ -478,9 +485,9 @@ def canary_version(view: AdapterView) -> tuple[AdapterVersion, ...]:
 
 
 def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Object]:
-    """The contents of the stored status that a request may still pin, the newest first, at most the history limit.
+    """Return the contents still open for pins: of the stored status, the newest first, at most the history limit.
 
-    Contents of another base, of a larger rank than the pool takes now, and the one that serves are not among them.
+    Left out are the serving content, contents of a different base, and contents with too large a rank for the pool.
     """
     max_rank = view.request.max_rank if view.request else None
     canary = {version.digest: version.name for version in canary_version(view)}
@@ -526,7 +533,7 @@ def _canary_status(view: AdapterView) -> dict[str, Any] | None:
     if canary is None:
         return stored if view.canary_kept or view.adapter.spec.canary is not None else None
     if canary.content is None and stored and stored.get("phase") in DECIDED:
-        return stored  # what was decided lasts while the content cannot be looked at
+        return stored  # a decision lasts while the content is unreadable
     content, counts = canary.content, canary.counts
     status: dict[str, Any] = {"phase": canary.phase}
     if content is not None:
@@ -549,7 +556,7 @@ def _canary_status(view: AdapterView) -> dict[str, Any] | None:
 
 
 def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
-    """Make the adapter's status as it should be stored: the content that serves, and the conditions."""
+    """Make the adapter's status to store: the serving content, and the conditions."""
     if _is_awaited(view):
         return dict(view.adapter.status)
     adapter, serving = view.adapter, view.serving
@@ -582,7 +589,7 @@ def malformed_status(broken: Malformed, now: float) -> dict[str, Any]:
     return {**broken.status, "conditions": accepted + [c for c in previous if c["type"] != "Accepted"]}
 
 
-HEADLINES = ("Ready", "Available", "CanaryPromoted")  # the conditions whose turning True is an Event of its own
+HEADLINES = ("Ready", "Available", "CanaryPromoted")  # conditions with an Event when they turn True
 STEPS = frozenset(("Resolving", "Publishing", "BaseNotReady", "NoReadyRunner", "Converging"))
 CONSEQUENCES = frozenset(("UpdateFailed",))  # Fetched has the cause
 EXPECTED = frozenset(("ScaledToZero", "Deleting", "RunnersReady", "NoTemplate"))
@@ -626,11 +633,11 @@ def _role_changes(previous: Object | None, current: Object | None) -> Iterator[t
         yield "Normal", "RolesChanged", f"{changed}: {current['message']}"
     was, now = previous.get("wanted"), current.get("wanted")
     if was and now and (changed := _other_counts(was, now, ("prompt", "token", "any"))):
-        yield "Normal", "GroupsScaled", f"{changed}: what prompts and tokens demand"
+        yield "Normal", "GroupsScaled", f"{changed}: by the demand of prompts and tokens"
 
 
 def _other_counts(previous: Object, current: Object, names: Sequence[str]) -> str:
-    """Describe how counts have changed, where their sum is as before; else nothing."""
+    """Describe changed counts with an unchanged sum; else return nothing."""
     counts = [[side[name] for name in names] for side in (previous, current)]
     if counts[0] == counts[1] or sum(counts[0]) != sum(counts[1]):
         return ""

@@ -1,16 +1,16 @@
-"""Rules between objects, asked before one is stored: what would break what exists is refused. Pure.
+"""Rules between objects, checked before an object is stored: a change that breaks existing objects is refused. Pure.
 
-The schema has judged the object by itself already. What is left needs others: names, slots, namespaces, bases. One
-function serves the webhook and the local API, so both refuse the same with the same words.
+The schema has judged the object by itself already. These rules depend on other objects: names, slots, namespaces,
+bases. The webhook and the local API call the same function, so both refuse with the same words.
 
-- Objects may come in any order: what does not exist yet refuses nothing. An adapter without its pool is stored, with a
-  warning and the condition PoolNotFound.
-- Only what an update makes worse is refused. Who edits a label gets no old conflict, and an object that is
-  being deleted, or whose spec stays as it is, always passes.
-- Who holds a name, a slot or a place is who is accepted (`acceptance`): a refused object stands in nobody's way.
-- Of two objects that are reviewed at the same moment both pass; the planner then gives the younger its condition.
-- A pool's owner may take a right away (a namespace) though it is in use, and is warned; what is more likely a slip
-  (fewer slots than are pinned, a rank below one that is served) is refused.
+- Objects may come in any order: a missing object refuses nothing. An adapter without its pool is stored, with a warning
+  and the condition PoolNotFound.
+- An update is refused only if it makes a conflict worse. An edited label meets no old conflict. An object in deletion,
+  or with an unchanged spec, always passes.
+- Only accepted objects (`acceptance`) hold a name, a slot or a place: a refused object blocks nothing.
+- Two objects reviewed at the same moment both pass; the planner then gives the younger its condition.
+- A pool's owner may withdraw a right in use (a namespace), with a warning. A change that is more likely a slip is
+  refused: fewer slots than pinned adapters, a rank below a served rank.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ from weft_operator.core.resources import AdapterObject, Malformed, Object, PoolO
 from weft_operator.core.state import DesiredState
 
 MAX_NAMED_OBJECTS = 3
-# What a server has not given to an object that is not stored yet.
+# Fields set by a server, for an object not stored yet.
 _UNSTORED = {"uid": "", "generation": 0, "resourceVersion": "", "creationTimestamp": "9999-12-31T00:00:00Z"}
 
 
@@ -71,7 +71,7 @@ def validate(proposed: Object, previous: Object | None, desired: DesiredState) -
 def _review_adapter(new: AdapterObject, old: AdapterObject | None, desired: DesiredState) -> Review:
     pool = desired.pools.get(new.pool)
     if pool is None or pool.meta.deleting:
-        waits = f"there is no ServingPool {new.pool} yet: the adapter waits for it (PoolNotFound)"
+        waits = f"ServingPool {new.pool} does not exist yet: the adapter waits for it (PoolNotFound)"
         return Review(tuple(_name_objections(new, old, desired)), (waits,))
     known_adapters = (
         set(_adapter_objections(old, pool, desired)) if old is not None and old.pool == new.pool else set[Violation]()
@@ -100,7 +100,7 @@ def _adapter_objections(adapter: AdapterObject, pool: PoolObject, desired: Desir
         if len(pinned) >= max_pinned:
             pinned_names = [
                 rival for rival in pinned if rival.meta.ref.namespace == namespace
-            ]  # names of others are not disclosed
+            ]  # names in foreign namespaces are not disclosed
             yield Violation("NoSlots", "spec.pinned", _full(pool, pinned_names))
 
 
@@ -133,10 +133,10 @@ def _review_pool(new: PoolObject, old: PoolObject | None, desired: DesiredState)
 
 
 def _too_few_to_split(new: PoolObject) -> Iterator[str]:
-    """Yield a warning about a written number of runners. The number may change later, so it is no refusal."""
+    """Yield a warning about the number of runners in the spec. The number may change later, so nothing is refused."""
     replicas = new.spec.replicas
     if new.spec.phases.mode == "Split" and replicas is not None and replicas < 2:
-        yield "phases: mode Split wants a runner for each phase; one that is alone does both"
+        yield "phases: mode Split needs a runner for each phase; a single runner does both"
 
 
 def _foreign_folder(new: PoolObject, desired: DesiredState) -> Iterator[Violation]:
@@ -226,7 +226,10 @@ def _full(pool: PoolObject, pinned: list[AdapterObject]) -> str:
     slots = pool.spec.advanced.max_adapters
     bound = f"advanced.maxAdapters {slots} pins at most {pinned_max(pool)}: one slot is never pinned"
     pinned_text = f" (pinned: {_named(pinned)})" if pinned else ""
-    return f"ServingPool {pool.meta.ref} with {bound}{pinned_text}; unpin one, or raise or unset advanced.maxAdapters"
+    return (
+        f"ServingPool {pool.meta.ref} with {bound}{pinned_text}; "
+        "unpin an adapter, or raise or unset advanced.maxAdapters"
+    )
 
 
 def _named(adapters: Iterable[AdapterObject]) -> str:

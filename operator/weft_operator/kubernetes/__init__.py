@@ -1,7 +1,7 @@
 # pyright: reportUnusedImport=false
-"""The Kubernetes shell: the planner's actions carried out through the API server, objects watched with kopf.
+"""The Kubernetes shell: watches objects with kopf, and sends the planner's actions to the API server.
 
-Tests take these names from here: the modules behind them may change.
+Tests import these names from here, because the submodules may change.
 """
 
 from weft_operator.kubernetes.admission import PATHS, register, review

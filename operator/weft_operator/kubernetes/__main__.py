@@ -1,4 +1,4 @@
-"""The command `python -m weft_operator.kubernetes`: settings, logs, then one replica until SIGTERM."""
+"""The command `python -m weft_operator.kubernetes`: settings, logs, then a replica until SIGTERM."""
 
 import logging
 import sys

@@ -1,8 +1,11 @@
-"""The validating webhook: `weft_operator.core.validation`, asked by the API server before an object is stored.
+"""The validating webhook: the API server asks `weft_operator.core.validation` before it stores an object.
 
-It judges by the objects in memory and asks nobody, so an answer takes milliseconds. Every replica of the operator
-answers, leader or not. What the configuration in the cluster has to say: the paths of `PATHS` (kopf admits whatever is
-asked on any other), operations CREATE and UPDATE of the objects themselves (neither status nor scale), no side effects.
+The webhook judges by the objects in memory, so an answer takes milliseconds. Every replica of the operator answers,
+leader or not. The cluster's webhook configuration must name:
+
+- the paths of `PATHS` (kopf admits every request on a different path);
+- operations CREATE and UPDATE of the objects themselves, neither status nor scale;
+- no side effects.
 """
 
 import asyncio
@@ -31,14 +34,14 @@ class AdmissionServer(kopf.WebhookServer):
         self.listens = asyncio.Event()
 
     async def __call__(self, fn: kopf.WebhookFn) -> AsyncIterator[kopf.WebhookClientConfig]:
-        """Yield a configuration each time that the server has begun to listen; kopf iterates over them."""
+        """Yield a configuration each time the server has begun to listen; kopf iterates over them."""
         async for config in super().__call__(fn):
             self.listens.set()
             yield config
 
 
 def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
-    """Add the handlers. `desired` has every object that exists, from before the server listens and on."""
+    """Add the handlers. `desired` is complete before the server listens, and stays complete."""
 
     async def judged(*, body: kopf.Body, old: kopf.Body | None, warnings: list[str], **_: Any) -> None:
         review(_raw(body), None if old is None else _raw(old), desired, warnings)
@@ -57,8 +60,10 @@ def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
 
 
 def review(proposed: Object, previous: Object | None, desired: DesiredState, warnings: list[str]) -> None:
-    """Judge an object that is to be stored; what does not refuse it goes to `warnings`. Raises kopf.AdmissionError with
-    every objection."""
+    """Judge a proposed object. Warnings go to `warnings`.
+
+    Raises kopf.AdmissionError with every objection.
+    """
     verdict = validate(proposed, previous, desired)
     warnings += verdict.warnings
     if verdict.objections:

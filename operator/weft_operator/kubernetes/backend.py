@@ -1,8 +1,8 @@
 """The planner's orders in a cluster, each one request to the API server.
 
-Every write is fenced: by the leadership that orders it, and by what it was made from (the version of the object, or at
-least its uid). What a pool owns is ordered from two objects and fenced by one, so the pool is read again right before.
-A fence that does not hold is `StaleWrite`: it is planned again, from what is looked up then.
+Every write is fenced twice: by leadership, and by the version (or at least the uid) of the object in the plan. A child
+depends on two objects, the child and its pool, and its fence covers only the child. So the pool is read again right
+before the write. A broken fence raises `StaleWrite`: the object is planned again, from a fresh read.
 """
 
 import time
@@ -32,16 +32,15 @@ from weft_operator.kubernetes.event_mapping import DELETION_COST, owner_of
 from weft_operator.kubernetes.events import EventRecorder
 from weft_operator.kubernetes.resync import read_again
 
-# The API server's verdict on what was sent (500: of an admission webhook); anything else is about itself.
+# The API server's verdict on a request (500: from an admission webhook). Any other status is about the server.
 REFUSALS = frozenset((400, 403, 413, 422, 500))
 
 
 class KubernetesBackend:
-    """The backend of a cluster. Owns no state but the cache's: the answer to a write goes there, before its watch event
-    comes.
+    """The backend of a cluster. It takes answers to writes into the cache, before their watch events come.
 
-    `lead()` raises LeadershipLost; it is asked right before each write. `write_s` bounds how long one is under way.
-    `observe(method, seconds)` is called after each, whatever its end.
+    It has no state besides the cache. `lead()` raises LeadershipLost; it is called right before each write. `write_s`
+    bounds the time of a write. `observe(method, seconds)` is called after each write, successful or not.
     """
 
     def __init__(
@@ -81,11 +80,11 @@ class KubernetesBackend:
             self._cache.read(_key(action.ref), None)
 
     async def apply_child(self, action: ApplyChild) -> None:
-        """Apply the whole intent (server-side). Fields that the intent no longer names go away.
+        """Apply the whole intent (server-side). Fields missing from the intent are removed.
 
-        Where an object is there, the version that the action was planned from fences it: neither a process that was
-        paused nor a plan from before the object was known puts an old intent in the place of a newer one. An object
-        that the plan did not know is its business (ChildExists). Raises ChildRefused too.
+        An existing object is fenced by the version in the action. So a paused process, or a plan older than the object,
+        cannot replace a newer intent by an old intent. Raises ChildExists for an object unknown to the plan, and
+        ChildRefused.
         """
         child, path = action.child, BY_KIND[action.child.kind].path(action.child.namespace, action.child.name)
         await self._check(action.pool)
@@ -103,7 +102,7 @@ class KubernetesBackend:
             await self._fenced(child.key, version, "PATCH", path, body, content_type=APPLY_PATCH, query=query)
 
     async def delete_child(self, action: DeleteChild) -> None:
-        """Delete a child, unless the API server would refuse what comes in its place. Raises ChildRefused then."""
+        """Delete a child, unless the API server would refuse its successor. Raises ChildRefused then."""
         await self._check(action.pool)
         if (child := action.successor) is not None:
             path, query = BY_KIND[child.kind].path(child.namespace, child.name), _apply_query(child) | {"dryRun": "All"}
@@ -126,7 +125,7 @@ class KubernetesBackend:
             await self._look(action.key)  # its watch may be late; it is not deleted twice
 
     async def scale_child(self, action: ScaleChild) -> None:
-        """Set the replicas of a Deployment that is otherwise left as it is."""
+        """Set the replicas of a Deployment, and leave the rest as it is."""
         await self._check(action.pool)
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
         body = {"metadata": fence, "spec": {"replicas": action.replicas}}
@@ -136,7 +135,7 @@ class KubernetesBackend:
         await self._fenced(action.key, version, "PATCH", path, body, content_type=MERGE_PATCH, query=query)
 
     async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None:
-        """Set the cost by which a ReplicaSet chooses the pod to stop first."""
+        """Set the cost by which a ReplicaSet chooses the first pod to stop."""
         await self._check(action.pool)
         metadata = {"uid": action.uid, "annotations": {DELETION_COST: str(action.cost)}}
         path = PODS.path(action.namespace, action.name)
@@ -159,7 +158,10 @@ class KubernetesBackend:
     # ----------------------------------------------------------------------------------------------------- shared
 
     def _finalizers(self, action: AddFinalizer | RemoveFinalizer) -> list[str]:
-        """The finalizers of exactly the version that the action was made from; a patch replaces the whole list."""
+        """Return the finalizers of exactly the action's version: a patch replaces the whole list.
+
+        Raises StaleWrite.
+        """
         cached = self._cache.find(_key(action.ref))
         if cached is None or cached["metadata"]["resourceVersion"] != action.resource_version:
             raise StaleWrite(f"{action.ref.kind} {action.ref} has changed since version {action.resource_version}")
@@ -173,7 +175,7 @@ class KubernetesBackend:
         return await self._fenced(_key(action.ref), version, "PATCH", path, body, content_type=MERGE_PATCH)
 
     async def _check(self, pool: Ref) -> None:
-        """Check that a pool is still as it was when the action was planned. Raises StaleWrite."""
+        """Check that a pool has not changed since the action was planned. Raises StaleWrite."""
         cached = self._cache.find(_key(pool))
         there = await self._look(_key(pool))
         if resource_version(there) != resource_version(cached):
@@ -183,7 +185,7 @@ class KubernetesBackend:
     async def _fenced(
         self, key: ObjectKey, version: str | None, method: str, path: str, body: Mapping[str, Any], **options: Any
     ) -> Object:
-        """Write on exactly that version of an object (None: there is none). Returns the object as it is then."""
+        """Write on exactly this version of an object (None: it does not exist). Returns the written object."""
         obj = await self._write(key, method, path, body, **options)
         self._cache.wrote(obj, version)
         return obj
@@ -191,7 +193,7 @@ class KubernetesBackend:
     async def _unseen(self, action: ApplyChild) -> Object | None:
         """Look for an object unseen by the plan: watches see only our label, and may be late.
 
-        Of a late one it was not known how much of it runs. Raises StaleWrite.
+        If the watch was late, the plan did not know how much of the object runs. Raises StaleWrite.
         """
         child = action.child
         there = await self._api.get(BY_KIND[child.kind], child.namespace, child.name)
@@ -222,7 +224,7 @@ class KubernetesBackend:
 
 
 def _apply_query(child: Child) -> dict[str, str]:
-    """Make the query of server-side apply: forced; strict where parts of the object are the pool's, unparsed."""
+    """Make the query of server-side apply: forced; strict if the pool contributes unparsed parts of the object."""
     strict = {"fieldValidation": "Strict"} if child.kind in ("Deployment", "StatefulSet") else {}
     return {"fieldManager": MANAGER, "force": "true", **strict}
 

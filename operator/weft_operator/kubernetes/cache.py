@@ -1,15 +1,16 @@
 """The objects of the cluster as this process knows them: from watches, and from answers to its own reads and writes.
 
-resourceVersions are opaque: two are equal or not, and no order is read from them. As in every informer, a watch tells
-the changes of one object in their order, and the last one counts. An answer runs ahead of the watch:
+resourceVersions are opaque: they are compared only for equality. As in every informer, a watch reports the changes of
+an object in their order, and the last report counts. An answer runs ahead of the watch:
 
-- The answer to a write that was fenced by the known version is the next version, unless a watch was faster. It is
-  expected at the watch. An event that is no such answer is newer than all of them, for each fence held.
-- A read skips what lies between. What the watch reports then, other than the version that was read, may be older or
-  newer: it is a doubt, and is settled by another read.
+- The answer to a write fenced by the known version is the next version, unless a watch was faster. The cache expects it
+  at the watch. An unexpected event is newer than all expected answers, because each fence held.
+- A read skips the versions in between. If the watch then reports a version other than the read version, it may be older
+  or newer. This is a doubt; the cache settles it by reading again.
 
-What a read found gone is gone for good, for uids do not come back; what a watch reports as gone may only be out of
-sight (a label was taken off). Listeners are called once for each change. Plain memory, one owner, one event loop.
+An object missing from a read is gone for good, because uids do not come back. An object that a watch reports as deleted
+may only be out of sight (its label was removed). Listeners are called once for each change. Plain memory, one owner,
+one event loop.
 """
 
 from collections import OrderedDict
@@ -21,24 +22,24 @@ from weft_operator.core.state import ObjectKey
 from weft_operator.kubernetes.client import key_of
 
 GONE_REMEMBERED = 4096
-MAX_EXPECTED_VERSIONS = 16  # versions of one object; of those before nothing is known any more, as after a read
+MAX_EXPECTED_VERSIONS = 16  # versions of an object; older versions become unknown, as after a read
 
 Listener = Callable[[Object, bool], None]  # the object, and whether it is gone
 
 
 class ObjectCache:
-    """Objects by kind, namespace and name. `on_doubt` is called with what has to be read: the answer goes to `read`."""
+    """Objects by kind, namespace and name. `on_doubt` is called with keys to read: each answer goes to `read`."""
 
     def __init__(self, on_doubt: Callable[[ObjectKey], None] = lambda _: None) -> None:
         self.on_doubt = on_doubt
         self._objects: dict[str, dict[ObjectKey, Object]] = {}
-        self._expected: dict[str, dict[str, bool]] = {}  # uid -> answers that no watch has reported; was it a read?
-        self._doubted: dict[ObjectKey, tuple[str, str | None]] = {}  # uid and version that a watch reported last
+        self._expected: dict[str, dict[str, bool]] = {}  # uid -> unreported answers; was it a read?
+        self._doubted: dict[ObjectKey, tuple[str, str | None]] = {}  # uid and version of the watch's last report
         self._deleted_uids: OrderedDict[str, None] = OrderedDict()  # uids
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call the listener for every change, in the turn in which it comes. It must not raise."""
+        """Call the listener for every change, in the same turn of the loop. It must not raise."""
         self._listeners.append(listener)
 
     def find(self, key: ObjectKey) -> Object | None:
@@ -59,7 +60,7 @@ class ObjectCache:
         if uid in self._deleted_uids:
             return False
         if cached is not None and _uid(cached) != uid:
-            if _uid(cached) in self._expected:  # by an answer: this may be the one before it
+            if _uid(cached) in self._expected:  # from an answer: this object may be its predecessor
                 return self._doubt(key, uid, version)
             self._forget(key, cached)
         elif cached is not None:
@@ -84,10 +85,9 @@ class ObjectCache:
     # ----------------------------------------------------------------------------------------------- from an answer
 
     def wrote(self, obj: Object, fence: str | None, *, fenced: bool = True) -> bool:
-        """Take in the answer to a write on the known version `fence` (None: on nothing). Returns False if a watch was
-        faster.
+        """Take in the answer to a write on the known version `fence` (None: a new object).
 
-        `fenced`: the API server has compared that version.
+        `fenced`: the API server has compared the version. Returns False if a watch was faster.
         """
         key, uid, version = key_of(obj), _uid(obj), resource_version(obj)
         cached = self.find(key)
@@ -100,9 +100,9 @@ class ObjectCache:
         return True
 
     def read(self, key: ObjectKey, obj: Object | None, *, in_sight: bool = True) -> bool:
-        """Take in the answer to a read during which nothing was reported of that object. Returns False if it is known.
+        """Take in the answer to a read. No watch reported the object meanwhile. Returns False if it is known.
 
-        `in_sight`: a watch reports it.
+        `in_sight`: a watch reports the object.
         """
         cached, doubted = self.find(key), self._doubted.pop(key, None)
         if obj is not None and not in_sight:
@@ -134,7 +134,7 @@ class ObjectCache:
             expected[next(iter(expected))] = True
 
     def _is_expected(self, uid: str, version: str | None) -> bool:
-        """Return whether a watch reports one of our answers. Earlier answers are no longer expected."""
+        """Return whether a watch reports an expected answer. Earlier answers are no longer expected."""
         expected = self._expected.get(uid, {})
         if version not in expected:
             return False

@@ -1,8 +1,8 @@
 """Requests to the API server: resources and paths in, JSON out, errors translated once.
 
-One request is one attempt. Who repeats, and when, is the caller's decision: the planner's pause, the resync's period.
-The credentials are those of `kubernetes.aio`: the pod's service account (its token is read again as it rotates), or a
-kubeconfig outside of a cluster.
+A request is a single attempt. The caller decides whether and when to repeat it: after the planner's pause, or the
+resync's period. The credentials come from `kubernetes.aio`: the pod's service account (its token is read again as it
+rotates), or a kubeconfig outside of a cluster.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ResourceKind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The path of a list (of one namespace or of all) or of an object."""
+        """Return the path of an object, or of a list (of a namespace, or of the cluster)."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root, *(("namespaces", namespace) if namespace else ()), self.plural, name, subresource]
         return "/".join(part for part in parts if part)
@@ -77,7 +77,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 
 class KubeApi:
-    """One connection pool to an API server. Close it with `aclose()`."""
+    """A pool of HTTP connections to an API server. Close it with `aclose()`."""
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
@@ -88,7 +88,7 @@ class KubeApi:
         await self._client.close()
 
     async def get(self, resource: ResourceKind, namespace: str, name: str) -> Object | None:
-        """Read one object; None if it does not exist."""
+        """Read an object; None if it does not exist."""
         try:
             return await self.request("GET", resource.path(namespace, name))
         except ObjectNotFound:
@@ -97,9 +97,9 @@ class KubeApi:
     async def pages(
         self, resource: ResourceKind, namespace: str | None, *, selector: str = "", metadata_only: bool = False
     ) -> AsyncIterator[tuple[Object, ...]]:
-        """List objects in chunks of one consistent version. Yield at least one page, even if empty.
+        """List objects in chunks of a consistent version. Yield at least one page, even if empty.
 
-        Raises ApiFailed with status 410 when the list takes so long that the server forgets its version.
+        Raises ApiFailed with status 410 if the list takes so long that the server forgets its version.
         """
         query = {"limit": str(CHUNK), **({"labelSelector": selector} if selector else {})}
         accept = METADATA_ONLY if metadata_only else "application/json"

@@ -1,8 +1,8 @@
-"""A check that the cluster's CustomResourceDefinitions have every field that this version reads and writes.
+"""A check that the cluster's CustomResourceDefinitions have every field of this version's schema.
 
-The API server drops a field that a definition lacks, silently. Definitions may be older than the operator: with
-`crds.install: false` they are applied by hand. They are read as the group's OpenAPI document, which every authenticated
-user may read: no rights on CustomResourceDefinitions are needed. A difference is logged and stops nothing.
+The API server silently drops a field missing from a definition. Definitions may be older than the operator: with
+`crds.install: false` they are applied by hand. The check reads the group's OpenAPI document. Every authenticated user
+may read it, so the operator needs no rights on CustomResourceDefinitions. A difference is logged and stops nothing.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Schema = Mapping[str, Any]
 
 
 async def check_crds(api: KubeApi, missing: Gauge) -> None:
-    """Compare, log and count the fields that the cluster lacks; again each PERIOD_S until it lacks none."""
+    """Compare, log and count the cluster's missing fields; repeat every PERIOD_S until none is missing."""
     previous: list[str] | None = None
     while True:
         try:
@@ -50,13 +50,13 @@ async def check_crds(api: KubeApi, missing: Gauge) -> None:
 
 
 def missing_fields(document: Mapping[str, Any]) -> list[str]:
-    """List the fields of this version, as `KIND.spec.lora.maxRank`, that a group's OpenAPI document lacks."""
+    """List the fields of this version, like `KIND.spec.lora.maxRank`, missing from a group's OpenAPI document."""
     there = {_kind(schema): schema for schema in (document.get("components") or {}).get("schemas", {}).values()}
     lacking = list[str]()
     for crd in crds().values():
         kind, (version,) = crd["spec"]["names"]["kind"], crd["spec"]["versions"]
-        wanted = version["schema"]["openAPIV3Schema"]
-        lacking += _lacking(kind, wanted, there.get(kind, {}))
+        expected = version["schema"]["openAPIV3Schema"]
+        lacking += _lacking(kind, expected, there.get(kind, {}))
     return lacking
 
 
@@ -65,17 +65,17 @@ def _kind(schema: Schema) -> str | None:
     return next((str(kind["kind"]) for kind in named if (kind["group"], kind["version"]) == (GROUP, VERSION)), None)
 
 
-def _lacking(path: str, wanted: Schema, there: Schema) -> Iterator[str]:
+def _lacking(path: str, expected: Schema, there: Schema) -> Iterator[str]:
     """Yield the outermost missing fields of the schema."""
     if there.get("x-kubernetes-preserve-unknown-fields"):
         return
     fields: Schema = there.get("properties") or {}
-    for name, schema in (wanted.get("properties") or {}).items():
+    for name, schema in (expected.get("properties") or {}).items():
         if name in fields:
             yield from _lacking(f"{path}.{name}", schema, fields[name])
         else:
             yield f"{path}.{name}"
     for container in ("items", "additionalProperties"):
-        if isinstance(wanted.get(container), Mapping):
+        if isinstance(expected.get(container), Mapping):
             inner: Any = there.get(container)
-            yield from _lacking(f"{path}[]", wanted[container], inner if isinstance(inner, Mapping) else {})
+            yield from _lacking(f"{path}[]", expected[container], inner if isinstance(inner, Mapping) else {})

@@ -1,7 +1,6 @@
-"""The way from the cache's objects to the planner's observations: adapters and pools, children by owner, pods as
-runners.
+"""The mapping of cached objects to the planner's observations: adapters, pools, children by owner, runner pods.
 
-The message of a pod that does not run stays the same while its reason does: it becomes part of a status.
+The message of a failing pod stays the same while its reason does, because it becomes part of a status.
 """
 
 from collections.abc import Iterable, Iterator
@@ -68,7 +67,7 @@ class EventMapper:
 
 
 def owner_of(obj: Object) -> Ref | None:
-    """Return the pool in the controller reference of an object; None for a foreign object, whatever its labels."""
+    """Return the pool in the controller reference of an object; None for a foreign object, even with our labels."""
     metadata = obj["metadata"]
     for owner in metadata.get("ownerReferences") or ():
         if owner.get("controller") and owner.get("kind") == "ServingPool":
@@ -80,8 +79,8 @@ def _owned(cache: ObjectCache) -> Iterable[Object]:
     return (obj for kind in (NODES.kind, *sorted(CHILD_KINDS), PODS.kind) for obj in cache.of_kind(kind))
 
 
-# Taints by which those that take nodes away announce it: kubectl, the cluster autoscaler, Karpenter, and the clouds'
-# notices of interruption.
+# Taints that announce the loss of a node: from kubectl, the cluster autoscaler, Karpenter, and cloud interruption
+# notices.
 LEAVING_TAINTS = frozenset(
     (
         "node.kubernetes.io/unschedulable",
@@ -104,7 +103,7 @@ def is_unschedulable(node: Object) -> bool:
 
 
 def _drained_from(pod: Object) -> str:
-    """Return the node whose drain a pod leaves; "" if the pod tolerates such nodes: its successor could land there."""
+    """Return the node whose drain a pod leaves; "" if the pod tolerates the drain: its successor could land there."""
     spec = pod.get("spec") or {}
     tolerated = {toleration.get("key") for toleration in spec.get("tolerations") or ()}
     return "" if tolerated & {None, "", *LEAVING_TAINTS} else spec.get("nodeName") or ""
@@ -128,7 +127,7 @@ STUCK = frozenset(
 
 
 def pool_of(obj: Object) -> Ref | None:
-    """The pool whose label an object carries; None: it has none."""
+    """Return the pool in the label of an object; None: it has no label."""
     metadata = obj["metadata"]
     name = (metadata.get("labels") or {}).get(POOL_LABEL)
     return Ref("ServingPool", metadata["namespace"], name) if name else None
@@ -154,7 +153,7 @@ def observed_pod(obj: Object) -> Pod:
 def _state(obj: Object) -> tuple[RunnerState, str]:
     status: Any = obj.get("status") or {}
     if obj["metadata"].get("deletionTimestamp") or status.get("phase") in ("Failed", "Succeeded"):
-        return "Leaving", ""  # also an evicted pod: its ReplicaSet has made another one
+        return "Leaving", ""  # also an evicted pod: its ReplicaSet has made a new pod
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if conditions.get("Ready", {}).get("status") == "True":
         return "Ready", ""
@@ -182,7 +181,7 @@ def _waiting_reason(container: Any, reason: str, waiting: Any) -> str:
 
 
 def _words(text: Any) -> str:
-    """Shorten a text to its end, which has the error."""
+    """Shorten a text to its end, because the error stands there."""
     return sanitize(" ".join(str(text or "").split())[-MAX_LAST_WORDS_CHARS:])
 
 

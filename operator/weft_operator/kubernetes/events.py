@@ -1,7 +1,7 @@
-"""Kubernetes Events, recorded beside the reconcile: an Event is for people to read, and no write waits for one.
+"""Kubernetes Events, recorded in parallel to reconciling. People read Events, so no write waits for them.
 
-As in client-go's broadcaster, Events wait in a bounded queue, one task sends them in their order, an equal one is
-counted on the first, and one that the API server does not take is logged and not sent again.
+As in client-go's broadcaster, Events wait in a bounded queue, and one task sends them in order. An equal Event raises
+the count of the first. An Event refused by the API server is logged and not sent again.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 MAX_NOTE_BYTES = 1024  # bytes, by the API
 MAX_QUEUED_EVENTS = 4096
-MAX_SERIES = 1024  # names of Events whose count is remembered
+MAX_SERIES = 1024  # Events with a remembered count
 
 
 class EventRecorder:
-    """`record` queues an Event; `run()` sends them until it is cancelled.
+    """The queue of Events. `record` adds an Event; `run()` sends Events until it is cancelled.
 
-    `lead()` raises LeadershipLost, which ends `run()`. `instance` names this process in each Event.
+    `lead()` raises LeadershipLost and so ends `run()`. `instance` names this process in each Event.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class EventRecorder:
         self._api, self._lead, self._write_s = api, lead, write_s
         self._instance, self._clock = instance, clock
         self._queue: asyncio.Queue[tuple[RecordEvent, float]] = asyncio.Queue(MAX_QUEUED_EVENTS)
-        self._series: OrderedDict[str, int] = OrderedDict()  # how often an Event of that name was recorded
+        self._series: OrderedDict[str, int] = OrderedDict()  # number of recordings, by name of the Event
 
     def record(self, action: RecordEvent) -> None:
-        """Queue an Event of now; one beyond `MAX_QUEUED_EVENTS` is logged and lost."""
+        """Queue an Event with the present time. Beyond `MAX_QUEUED_EVENTS`, it is logged and lost."""
         try:
             self._queue.put_nowait((action, self._clock()))
         except asyncio.QueueFull:
@@ -77,7 +77,7 @@ class EventRecorder:
 
 
 def event_manifest(action: RecordEvent, instance: str, at: float) -> dict[str, Any]:
-    """Make the manifest of an Event. Its name is a hash of its content, so that an equal one meets the first."""
+    """Make the manifest of an Event. Its name is a hash of its content, so an equal Event meets the first."""
     ref, note = action.ref, action.message.encode()[:MAX_NOTE_BYTES].decode(errors="ignore")
     content = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
     return {

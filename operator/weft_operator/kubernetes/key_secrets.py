@@ -1,7 +1,7 @@
 """Secrets of APIKeys: read by name, and made. They are never listed, watched, changed or deleted.
 
-One that is made is immutable and goes with its APIKey, by its owner reference. Of one that is read, only the hash of
-its key goes further.
+A new Secret is immutable, and its owner reference deletes it with its APIKey. After a read, only the hash of the key
+goes further.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,10 @@ FORBIDDEN = 403
 
 
 class KeySecrets:
-    """The Secrets of APIKeys in a cluster. `lead()` raises LeadershipLost; it is asked before each write. `write_s`
-    bounds how long one is under way."""
+    """The Secrets of APIKeys in a cluster.
+
+    `lead()` raises LeadershipLost; it is called before each write. `write_s` bounds the time of a write.
+    """
 
     def __init__(self, api: KubeApi, *, lead: Callable[[], None], write_s: float) -> None:
         self._api, self._lead, self._write_s = api, lead, write_s

@@ -1,8 +1,8 @@
-"""One replica of the operator: what every replica does, and what only the leader does.
+"""One replica of the operator: the work of every replica, and the work of the leader.
 
-Every replica watches and judges admission, so any of them may be asked. One holds the Lease: it
-alone plans, writes, and updates the scheduler, under its term. A replica leads at most once in its life; when it is not
-sure any more that it leads, or a watch has ended, the process ends and is started anew.
+Every replica watches and judges admission, so the API server may ask any replica. The leader holds the Lease. Only the
+leader plans, writes, and updates the scheduler, under its term. A replica leads at most once in its life. If it may
+have lost leadership, or a watch has ended, the process ends and is started again.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ from weft_operator.kubernetes.watch import KubernetesWatches, silence_kopf_logs
 
 log = logging.getLogger(__name__)
 
-# A leader that is silent for so long is replaced, as client-go's are: nothing that is served waits for it.
+# A leader silent for so long is replaced, as in client-go. Serving does not wait for a leader.
 LEASE_S = 15.0
-AUDIT_S = 60.0  # between two comparisons of the watches with lists: a watch that lost something is the exception
+AUDIT_S = 60.0  # between two comparisons of the watches with lists; a watch rarely loses an event
 DRAIN_S = 5.0  # admission is served on for so long after SIGTERM: then the Service leads nobody here any more
 RETRY_S = 2.0
 BEAT_S = 1.0
-GRACE_OF_PERIOD = 0.1  # the share of a resync's period that an event may be on its way
+GRACE_OF_PERIOD = 0.1  # the share of a resync's period allowed for an event on its way
 MAX_GRACE_S = 5.0
 
 
@@ -70,7 +70,7 @@ async def run(settings: Settings) -> int:
 
 
 def install_signal_handlers(stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set `stop`; again after each library that took them for itself."""
+    """Have SIGTERM and SIGINT set `stop`. Call it again after each library that takes them for itself."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
 
@@ -135,7 +135,7 @@ class Manager:
     # ------------------------------------------------------------------------------------------------- every replica
 
     async def _serve(self) -> None:
-        """Run watches, admission and resync. Raises what the first of them fails with."""
+        """Run watches, admission and resync. Raises the error of the first failing part."""
         await self._until_known()
         async with asyncio.TaskGroup() as tasks:
             watches = KubernetesWatches(
@@ -179,7 +179,9 @@ class Manager:
         return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
 
     def _take_in(self, obj: Object, deleted: bool) -> None:
-        """Take a change for admission, which judges by all objects. A leader's controller takes changes separately."""
+        """Take a change for admission, because it judges by all objects. A leader's controller takes changes
+        separately.
+        """
         if obj["kind"] not in OWN_KINDS or self._leader.controls:
             return
         key = key_of(obj)
@@ -197,7 +199,7 @@ class Manager:
     def _unready(self) -> str | None:
         """Explain why this replica is not ready; None: it knows the cluster, and its webhook listens.
 
-        A webhook that refuses connections would refuse what people apply. A ready replica need not lead.
+        A webhook that refuses connections would block every `kubectl apply`. A ready replica need not lead.
         """
         if (waits_for := self._waits_for) is not None:
             return waits_for
@@ -290,7 +292,7 @@ class Leader:
             tasks.create_task(self._control(term), name="control")
 
     async def _control(self, term: int) -> None:
-        """Run the planner from the present knowledge, which includes all writes of earlier leaders."""
+        """Run the planner from the present knowledge. It includes all writes of earlier leaders."""
         await self._until_current()
         depot = DepotClient(self._settings.depot, self._tls)
         reports = _Reports()
@@ -333,7 +335,7 @@ class Leader:
     async def _until_current(self) -> None:
         """Read the objects whose watches may be late: a waiting replica knows only reported objects.
 
-        Whoever led before writes no more, so lists that are asked for now have everything it wrote.
+        Earlier leaders write no more, so new lists contain all their writes.
         """
         while True:
             try:
@@ -344,7 +346,7 @@ class Leader:
 
 
 class _Reports:
-    """A receiver of the scheduler's reports, for a controller that is made after the stream."""
+    """A receiver of the scheduler's reports, for a controller made after the stream."""
 
     controller: Any = None
 

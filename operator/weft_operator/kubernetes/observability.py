@@ -16,21 +16,21 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.leader = Gauge("weft_operator_leader", "1 while this process leads", registry=registry)
         self.term = Gauge("weft_operator_term", "term of this process's leadership", registry=registry)
-        self.objects = Gauge("weft_operator_objects", "objects that are known, by kind", ["kind"], registry=registry)
-        self.audits = Counter("weft_operator_audits", "audits of the watches that were made", registry=registry)
+        self.objects = Gauge("weft_operator_objects", "known objects, by kind", ["kind"], registry=registry)
+        self.audits = Counter("weft_operator_audits", "completed audits of the watches", registry=registry)
         self.late = Counter(
             "weft_operator_watch_late_objects",
-            "objects that a watch did not report, by resource",
+            "objects not reported by a watch, by resource",
             ["resource"],
             registry=registry,
         )
         self.missing_fields = Gauge(
             "weft_operator_crd_missing_fields",
-            "fields of this version that the cluster's CustomResourceDefinitions lack",
+            "fields of this version missing from the cluster's CustomResourceDefinitions",
             registry=registry,
         )
         self.writes = Counter(
-            "weft_operator_writes", "writes to the API server, by what was ordered", ["action"], registry=registry
+            "weft_operator_writes", "writes to the API server, by action", ["action"], registry=registry
         )
         self.reconciles = Counter(
             "weft_operator_reconciles", "objects planned, by kind and result", ["kind", "result"], registry=registry
@@ -45,14 +45,14 @@ class Metrics:
 
         self.api_write_seconds = Histogram(
             "weft_operator_api_write_seconds",
-            "how long the API server took for a write, by HTTP method, refused ones too",
+            "seconds of the API server for a write, by HTTP method, including refused writes",
             ["method"],
             buckets=DURATIONS_S,
             registry=registry,
         )
 
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
-        """Count an object that was planned, and whether its actions were carried out."""
+        """Count a planned object, and whether its actions were carried out."""
         self.reconciles.labels(kind, "failed" if failed else "done").inc()
         self.reconcile_seconds.labels(kind).observe(seconds)
 

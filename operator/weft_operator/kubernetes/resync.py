@@ -1,8 +1,8 @@
-"""Proof that the watches are alive: a slow, cheap list of everything, compared with what the watches have reported.
+"""Proof that the watches are alive: a slow, cheap list of everything, compared with the reports of the watches.
 
-An object that a watch did not report within a grace is read here, taken in and counted. Once is an accident (kopf does
-not report objects that went away while a watch was interrupted for long); again and again is a dead watch, and then
-liveness fails: a process without events should be started anew. A list carries metadata only.
+An object unreported after a grace is read here, taken in and counted. A single miss is an accident: kopf does not
+report objects deleted during a long interruption of a watch. Repeated misses mean a dead watch. Then liveness fails,
+because a process without events should be started again. A list carries metadata only.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 LATE_IN_A_ROW = 3
 PERIODS_WITHOUT_LIST = 5
-MAX_READS = 3  # of one object whose watch goes on meanwhile
+MAX_READS = 3  # of an object whose watch reports changes meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class WatchScope:
-    """The objects of one watch, by resource and namespace."""
+    """The objects of a watch, by resource and namespace."""
 
     resource: ResourceKind
     namespace: str | None = None
@@ -75,7 +75,7 @@ async def read_again(api: KubeApi, cache: ObjectCache, key: ObjectKey) -> tuple[
 
 
 def is_in_sight(obj: Object) -> bool:
-    """Return whether a watch reports such an object."""
+    """Return whether a watch reports an object like this."""
     is_watched = any(obj["kind"] == resource.kind for resource in (*WATCHED, NODES))
     return is_watched or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
 
@@ -89,7 +89,7 @@ class WatchHealth:
     late_in_a_row: dict[WatchScope, int] = field(default_factory=dict[WatchScope, int])
 
     def report_late(self, scope: WatchScope, late: int) -> None:
-        """Record that a watch was late with `late` objects."""
+        """Record the number of late objects of a watch; 0: the watch was in time."""
         self.late_in_a_row[scope] = self.late_in_a_row.get(scope, 0) + 1 if late else 0
 
     def trouble(self, now: float) -> str | None:
@@ -104,7 +104,7 @@ class WatchHealth:
 
 
 class CacheAudit:
-    """An audit of one cache by lists. `on_late` gets the number of missed objects of a resource."""
+    """An audit of a cache by lists. `on_late` gets the number of missed objects of a resource."""
 
     def __init__(
         self,
@@ -134,9 +134,9 @@ class CacheAudit:
         self.watch_health.succeeded_at = self._clock()
 
     async def catch_up(self) -> None:
-        """Take in at once what the watches have not reported yet.
+        """Take in the changes still unreported by the watches.
 
-        Afterwards the cache has every write that was carried out before this was called. Raises KubernetesError.
+        Afterwards the cache has every write completed before this call. Raises KubernetesError.
         """
         for scope in self._scopes:
             await self._missed(scope, grace_s=0.0)
@@ -180,7 +180,7 @@ class CacheAudit:
             log.warning("a watch was late", extra=kv(resource=scope.resource.plural, objects=missed))
 
     async def _missed(self, scope: WatchScope, grace_s: float) -> int:
-        """Count the objects that a watch has missed. They are read, and taken in."""
+        """Count the objects missed by a watch. They are read, and taken in."""
         previous, listed = self._cached(scope), dict[ObjectKey, tuple[str, str | None]]()
         async for page in self._api.pages(scope.resource, scope.namespace, selector=scope.selector, metadata_only=True):
             listed |= {key_of(obj): _identity(obj) for obj in page}

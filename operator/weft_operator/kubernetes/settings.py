@@ -1,4 +1,4 @@
-"""The operator's settings, and the file of RunnerDefaults that one of them names.
+"""The operator's settings, and the file of RunnerDefaults named by `--runner-defaults`.
 
 Settings: defaults < environment (`WEFT_OPERATOR__FIELD`) < flags. Wrong values are all listed.
 """
@@ -49,43 +49,41 @@ def _listed(pattern: str, names: str) -> AfterValidator:
 
 
 class Settings(ProcessSettings):
-    """Brings a cluster to the state in LoRAAdapters and ServingPools. Several replicas may run; one replica leads.
+    """Brings a cluster to the state in LoRAAdapters and ServingPools. Several replicas may run; one of them leads.
 
     Each flag can also be set as WEFT_OPERATOR__NAME in the environment; a flag wins.
     """
 
     model_config = SettingsConfigDict(env_prefix="WEFT_OPERATOR__", cli_prog_name="weft_operator.kubernetes")
 
-    namespace: str = Field(
-        description="the operator's own namespace, where its Lease is", max_length=MAX_NAMESPACE_CHARS
-    )
+    namespace: str = Field(description="namespace of the operator and of its Lease", max_length=MAX_NAMESPACE_CHARS)
     pool_namespaces: Annotated[str, AfterValidator(_names)] = Field(
-        description="namespaces that pools may live in, A,B,C: only there runners are made"
+        description="namespaces allowed for pools, A,B,C: runners are made only in these"
     )
     scheduler: Address = peer_field(SCHEDULER, "scheduler")
     supervisor: Address | None = Field(
-        None, description="HOST:PORT of the supervisor, to which keys of APIKeys are declared; unset: to nobody"
+        None, description="HOST:PORT of the supervisor, for the keys of APIKeys; unset: keys are not declared"
     )
     key_namespaces: Annotated[str, AfterValidator(_names)] | None = Field(
-        None, description="namespaces whose APIKeys are served, A,B,C: their Secrets are read and made there"
+        None, description="namespaces of served APIKeys, A,B,C: the operator reads and makes Secrets there"
     )
     depot: Url = depot_field()
     model_cache_paths: Annotated[str, _listed(DISK_PATH_PATTERN, "folders, /A,/B, without . and ..")] | None = Field(
-        None, description="folders of nodes that modelCache.hostPath of pools may name, /A,/B; unset: none"
+        None, description="folders of nodes allowed in modelCache.hostPath of pools, /A,/B; unset: none"
     )
     model_cache_claims: Annotated[str, _listed(CLAIM_PATTERN, "claims, NAMESPACE/NAME,NAMESPACE/NAME")] | None = Field(
-        None, description="claims that modelCache of pools may name, NAMESPACE/NAME,NAMESPACE/NAME; unset: none"
+        None, description="claims allowed in modelCache of pools, NAMESPACE/NAME,NAMESPACE/NAME; unset: none"
     )
-    runner_defaults: Path = Field(description="YAML file: what runner pods of this installation have in common")
+    runner_defaults: Path = Field(description="YAML file: the common parts of this installation's runner pods")
     probes: Address = probes_field(OPERATOR_PROBES)
     webhook: Address | None = Field(None, description="HOST:PORT of the admission webhook (HTTPS); unset: none")
-    webhook_tls_dir: Path | None = Field(None, description="tls.crt and tls.key of the webhook, which needs them")
-    lease: str = Field("weft-operator", description="name of the Lease that the leader holds", min_length=1)
+    webhook_tls_dir: Path | None = Field(None, description="folder with tls.crt and tls.key; --webhook needs it")
+    lease: str = Field("weft-operator", description="name of the leader's Lease", min_length=1)
     poll_seconds: float = Field(
         0.0, ge=0.0, description="how often hf:, s3:, oci: and https: sources are asked for a new content; 0: never"
     )
     watch_nodes: bool = Field(
-        True, description="move runners off unschedulable nodes, for pools whose disruptionBudget is 0"
+        True, description="move runners off unschedulable nodes, for pools with disruptionBudget 0"
     )
 
     @model_validator(mode="after")
@@ -96,7 +94,7 @@ class Settings(ProcessSettings):
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """The namespaces in which pools are allowed."""
+        """The namespaces allowed for serving pools."""
         return tuple(self.pool_namespaces.split(","))
 
     @property
@@ -109,12 +107,12 @@ class Settings(ProcessSettings):
 
     @property
     def served_key_namespaces(self) -> tuple[str, ...]:
-        """The namespaces whose APIKeys the operator serves."""
+        """The namespaces of the served APIKeys."""
         return tuple(self.key_namespaces.split(",")) if self.key_namespaces else ()
 
 
 class BadRunnerDefaults(CannotStart):
-    """The file of runner defaults is not there, is no YAML, or has a field that does not exist."""
+    """The file of runner defaults is missing, is not YAML, or has an unknown field."""
 
 
 def read_runner_defaults(path: Path) -> RunnerDefaults:

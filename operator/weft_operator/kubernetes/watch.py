@@ -1,11 +1,11 @@
-"""Watches, and the admission server, through kopf: embedded, in this process's own loop, with its own registries.
+"""Watches, and the admission server, through kopf: embedded, in this process's loop, with separate registries.
 
-kopf does what is hard to get right about streams (lists in chunks, bookmarks, dead connections, lost versions) and
-nothing else: no handler of it ever writes, posts or leaves an annotation. Two of its operators run side by side because
-rights differ: adapters, pools and nodes are watched in the whole cluster, what pools own only in the namespaces of
-pools.
+kopf does the hard parts of streams: lists in chunks, bookmarks, dead connections, lost versions. It does nothing else:
+none of its handlers writes, posts or leaves an annotation. Two kopf operators run side by side because their rights
+differ. The first watches adapters, pools and nodes in the whole cluster. The second watches children of pools, only in
+the namespaces of pools.
 
-A part of kopf that ends, ends this process (`WatchEnded`): a watch that died silently would be worse.
+If a part of kopf ends, this process ends (`WatchEnded`): a silently dead watch would be worse.
 """
 
 import asyncio
@@ -48,10 +48,9 @@ class WatchEnded(KubernetesError):
 
 
 class KubernetesWatches:
-    """The watches of a replica. `on_object` is called with what is there, `on_gone` with what is gone (key, uid), on
-    the event loop.
+    """The watches of a replica. `on_object(object)` and `on_gone(key, uid)` are called on the event loop.
 
-    `on_start` is called when kopf has started: it has taken the process's signals for itself.
+    `on_start` is called when kopf has started: kopf has then taken the process's signals for itself.
     """
 
     def __init__(
@@ -84,10 +83,10 @@ class KubernetesWatches:
     ) -> None:
         """Run a kopf operator until cancelled.
 
-        It is not `kopf.operator()`: that one cancels every task of the loop that is younger than itself when it ends.
-        Raises WatchEnded.
+        `kopf.operator()` would not do: when it ends, it cancels every younger task of the loop. Raises WatchEnded.
         """
-        # An identity is for peering, which is off; kopf's own would need a user of that uid, and a pod has none.
+        # An identity is for peering, and peering is off. kopf's default identity needs a user with the uid; a pod has
+        # none.
         identity: Any = name
         tasks = await kopf.spawn_tasks(
             registry=registry, settings=settings, standalone=True, identity=identity, **options
@@ -103,7 +102,7 @@ class KubernetesWatches:
 
     def _watch(self, registry: kopf.OperatorRegistry, resource: ResourceKind) -> None:
         async def on_event(event: Mapping[str, Any], **_: Any) -> None:
-            # Items of a list have no kind of their own.
+            # Objects of a list have no kind.
             obj: dict[str, Any] = {**event["object"], "apiVersion": resource.api_version, "kind": resource.kind}
             if event["type"] == "DELETED":
                 self._on_gone(key_of(obj), obj["metadata"]["uid"])
@@ -120,7 +119,7 @@ class KubernetesWatches:
         on(on_event)
 
     async def _login(self, **_kopf: Any) -> kopf.ConnectionInfo:
-        """Give kopf credentials; it asks again when the API server refuses the token, which is read anew."""
+        """Give kopf credentials. After a refused token kopf asks again, and the token is read again."""
         configuration: Any = self._configuration
         scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
         return Connection(
@@ -146,7 +145,7 @@ def watch_only_settings(selected: Collection[ResourceKind]) -> kopf.OperatorSett
     """Make kopf's settings: it watches and serves; `selected` are filtered by our label, on the server's side."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # CRDs and namespaces are not observed: no rights are asked for that
+    settings.scanning.disabled = True  # CRDs and namespaces are not observed: the operator asks for no rights on them
     settings.watching.chunk_size = CHUNK
     settings.process.ultimate_exiting_timeout = None
     settings.persistence.diffbase_storage = _NoDiffs()
@@ -156,7 +155,7 @@ def watch_only_settings(selected: Collection[ResourceKind]) -> kopf.OperatorSett
 
 
 def silence_kopf_logs() -> None:
-    """Silence kopf, which logs every event at INFO."""
+    """Silence kopf, because it logs every event at INFO."""
     for name in ("kopf", "kopf.objects", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

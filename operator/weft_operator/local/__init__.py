@@ -1,8 +1,8 @@
 # pyright: reportUnusedImport=false
-"""The local shell: the planner's actions carried out with processes on one machine, objects kept in one file.
+"""The local shell: runs the planner's actions as processes on one machine, and keeps objects in one file.
 
-Tests take these names from here: the modules behind them may change. `weft up` loads all of them,
-which takes most of a second: other commands import from here inside functions.
+Tests import these names from here, because the submodules may change. `weft up` loads all of them, in most of a second:
+other commands import from here inside functions.
 """
 
 from weft_operator.local.admission import Invalid, ObjectAdmission, admit

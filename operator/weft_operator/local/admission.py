@@ -1,9 +1,8 @@
-"""Admission of objects on one machine: the same refusals, with the same messages, as the API server and its schema
-give.
+"""Admission of objects on one machine, with the same refusals and messages as the API server and its schema.
 
-`admit` judges one object by its fields (the types of `weft.api`, from which the CRDs are made too) and, if it exists
-already, by what must not change. `Admission` asks the rules between objects (`weft_operator.core.validation`) too, as
-the webhook does in a cluster.
+`admit` judges an object by its fields (the types of `weft.api`, also the source of the CRDs). For an existing object it
+also checks the immutable fields. `ObjectAdmission` adds the rules between objects (`weft_operator.core.validation`),
+like the webhook in a cluster.
 """
 
 from collections.abc import Callable

@@ -2,16 +2,16 @@
 
 | path | |
 |---|---|
-| `POST /v1/apply` | one object, as a manifest says -> `{"result", "object"}`; a `List`: see below |
-| `POST /v1/delete` | a `List` of objects, of which kind, namespace and name count |
+| `POST /v1/apply` | an object, as in a manifest -> `{"result", "object"}`; a `List`: see below. |
+| `POST /v1/delete` | a `List` of objects; only kind, namespace and name count. |
 | `GET /v1/{plural}[?namespace=]` | `{"items", "resourceVersion"}` |
 | `GET, DELETE /v1/{plural}/{namespace}/{name}` | the object |
-| `GET /v1/watch[?resourceVersion=]` | `{"type", "object"}` a line, without end; 410: list again |
-| `GET /v1/logs/{component}[?tail=][&follow=1]` | text: the last `tail` lines (all that is kept), then what comes |
+| `GET /v1/watch[?resourceVersion=]` | `{"type", "object"}` a line, without end; 410: list again. |
+| `GET /v1/logs/{component}[?tail=][&follow=1]` | text: the last `tail` lines (default: all kept), then new lines |
 | `GET /v1/stack` | addresses, states |
 
-An answer to a change is given when the change is on disk. Errors are `Status` objects. A `List` is one change for the
-disk: `{"kind": "List", "items": [...]}` -> `{"items": [...]}`, of each object its `{"result"}` or its `{"error"}`.
+An answer to a change is given when the change is on disk. Errors are `Status` objects. A `List` is a single change for
+the disk: `{"kind": "List", "items": [...]}` -> `{"items": [...]}`, for each object a `{"result"}` or an `{"error"}`.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class LocalApi:
             Route("/v1/apply", self._apply, methods=["POST"]),
             Route("/v1/delete", self._delete_list, methods=["POST"]),
             Route("/v1/watch", self._watch),
-            # `path`: a name with a slash in it is answered as one that is not there.
+            # `path`: a name with a slash is answered like a missing name.
             Route("/v1/logs/{component:path}", self._log),
             Route("/v1/stack", self._stack),
             Route("/v1/{plural}", self._list),
@@ -127,7 +127,7 @@ class LocalApi:
     async def _log(self, request: Request) -> Response:
         name = request.path_params["component"]
         if name not in self._logs:
-            raise LocalNotFound(f"there is no component {name!r}; there are: {', '.join(sorted(self._logs))}")
+            raise LocalNotFound(f"unknown component {name!r}; expected: {', '.join(sorted(self._logs))}")
         tail = _whole_number(request, "tail", 0) if "tail" in request.query_params else None
         follow = request.query_params.get("follow") in ("1", "true")
         return StreamingResponse(_log_bytes(self._logs[name], tail, follow), media_type="text/plain; charset=utf-8")
@@ -170,7 +170,7 @@ async def _event_lines(store: ObjectStore, version: int) -> AsyncIterator[bytes]
 
 
 async def _log_bytes(logfile: LogFile, tail: int | None, follow: bool) -> AsyncIterator[bytes]:
-    with logfile.follow() as news:  # before the tail is read, so that nothing falls between
+    with logfile.follow() as news:  # before the tail is read, so no line is lost in between
         yield "".join(f"{line}\n" for line in logfile.tail(tail)).encode()
         while follow and (data := await news.get()) is not None:
             yield data
@@ -185,7 +185,7 @@ async def _body(request: Request) -> Object:
     try:
         return parse_object(bytes(body), max_bytes=MAX_OBJECT_BYTES)
     except JsonError as error:
-        raise LocalBadRequest(f"the body is not JSON that can be an object: {error}") from error
+        raise LocalBadRequest(f"the body is not JSON of an object: {error}") from error
 
 
 def _items(body: Object) -> list[Object]:
@@ -199,14 +199,14 @@ def _ref_of(obj: Object) -> Ref:
     """Return the object named by a deletion."""
     kind, metadata = KINDS.get(str(obj.get("kind"))), obj.get("metadata")
     if kind is None or not isinstance(metadata, dict):
-        raise LocalBadRequest(f"{quoted(obj.get('kind'))} is no object that can be deleted")
+        raise LocalBadRequest(f"{quoted(obj.get('kind'))} is not a kind of deletable object")
     return Ref(kind, str(metadata.get("namespace")), str(metadata.get("name")))
 
 
 def _kind(request: Request) -> Kind:
     plural = request.path_params["plural"]
     if plural not in PLURALS:
-        raise LocalNotFound(f"there is no resource {plural!r}; there are: {', '.join(PLURALS)}")
+        raise LocalNotFound(f"unknown resource {plural!r}; expected: {', '.join(PLURALS)}")
     return PLURALS[plural]
 
 

@@ -1,6 +1,6 @@
 """The planner's orders on one machine: statuses into the object store, runners as processes.
 
-A runner keeps its folder (its uuid, its blobs) and its ports for as long as its pool has that index.
+A runner keeps its folder (its uuid, its blobs) and its ports as long as its pool has the runner's index.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from weft_operator.local.sockets import LOOPBACK
 
 log = logging.getLogger(__name__)
 
-PAGES = 1024  # of a pool that says nothing of its KV
+PAGES = 1024  # of a pool without a KV size
 
 OnRunner = Callable[[Ref, int, RunnerProcess | None], None]
 
@@ -92,7 +92,7 @@ class LocalBackend:
         self._store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
 
     async def record_event(self, action: RecordEvent) -> None:
-        """Do nothing: there are no Events here. The conditions say the same, and the log keeps it."""
+        """Log the Event instead of sending it. The conditions give the same facts."""
         level = logging.WARNING if action.type == "Warning" else logging.INFO
         fields = kv(object=str(action.ref), reason=action.reason, message=action.message)
         log.log(level, "announced", extra=fields)

@@ -1,4 +1,4 @@
-"""The components of a stack: where they listen and how they are started."""
+"""The components of a stack: their addresses and command lines."""
 
 import json
 import sys
@@ -26,10 +26,10 @@ class Options:
     log_level: str = "INFO"
     host: str = LOOPBACK
     allowed_hosts: tuple[str, ...] = ()  # of the gateway
-    cors_origins: tuple[str, ...] = ()  # whose pages may call the gateway
+    cors_origins: tuple[str, ...] = ()  # web origins allowed to call the gateway
     prefix_sharing: bool = True  # among callers without a key
-    adapter_roots: tuple[Path, ...] = ()  # below which clients may load adapters from; none: below `file_root`
-    runner: tuple[str, ...] = RUNNER  # the module of runners, and what comes before their flags
+    adapter_roots: tuple[Path, ...] = ()  # folders from which clients may load adapters; none: `file_root`
+    runner: tuple[str, ...] = RUNNER  # the module of runners, and the arguments ahead of their flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,10 @@ class Addresses:
 
 
 def component_programs(options: Options, addresses: Addresses) -> list[Program]:
-    """Make the command lines of everything but the runners. The depot comes first: what is slow to start waits for
-    it."""
+    """Make the command lines of all components except the runners.
+
+    The depot comes first, because it starts slowest.
+    """
     at, data = addresses, options.data_dir
 
     def python(name: str, probes: str, *flags: str) -> Program:
@@ -89,6 +91,6 @@ def component_programs(options: Options, addresses: Addresses) -> list[Program]:
 
 
 def choose_addresses(options: Options, ports: Ports) -> Addresses:
-    """Choose free ports for everything but the gateway, whose port is the user's choice."""
+    """Choose free ports for all components except the gateway: the user chooses the gateway's port."""
     chosen = [f"{LOOPBACK}:{port}" for port in ports(9)]
     return Addresses(*chosen, gateway=f"{options.host}:{options.port}")

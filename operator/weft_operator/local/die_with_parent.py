@@ -1,9 +1,9 @@
 """Becomes another program that dies with its parent: `python -I -S die_with_parent.py PARENT_PID PROGRAM ARGS...`
 
-A wrapper that is exec'd, not a hook between fork and exec: the parent has gRPC threads, and Python code in a forked
-child of a threaded process can deadlock. The kernel sends SIGKILL when the parent's thread that started us ends, also
-after `kill -9`; the check afterwards closes the gap in which the parent may already have died. Linux only; elsewhere
-children end on the parent's SIGTERM alone.
+This wrapper is exec'd, instead of a hook between fork and exec. The parent has gRPC threads, and Python code in a
+forked child of a threaded process can deadlock. The kernel sends SIGKILL when the parent's starting thread ends, also
+after `kill -9`. The parent may die before the call to prctl; the check afterwards covers this case. Linux only: on
+other systems children end only on the parent's SIGTERM.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the parent is gone")
-    os.execv(program, argv[1:])  # noqa: S606 (the parent's own command line)
+    os.execv(program, argv[1:])  # noqa: S606 (the parent's command line)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Log files of the components and of the controller: bounded in size, read by tail, followed without polling.
 
-At `limit_bytes` the file becomes NAME.log.1 (one old one is kept) and a new one begins, so a component takes at most
-twice the limit. What the disk does not take is lost, not waited for: nobody's work ends for want of a log. Once the
-disk takes lines again, the first one says how much is missing and why.
+At `limit_bytes` the file becomes NAME.log.1, which replaces the older NAME.log.1, and a new file begins. So a component
+takes at most twice the limit. If the disk refuses lines, they are lost: no work waits for a log. Once the disk takes
+lines again, the first new line reports the lost bytes and the cause.
 """
 
 import asyncio
@@ -17,11 +17,13 @@ from weft.telemetry.logs import TextFormatter
 
 LIMIT_BYTES = 8 << 20
 CHUNK_BYTES = 64 << 10
-MAX_FOLLOW_BYTES = 1 << 20  # a follower further behind skips to the present
+MAX_FOLLOW_BYTES = 1 << 20  # a follower further back skips to the present
 
 
 class LogFile:
-    """One owner writes; any number follow. Writes go straight to the file: a crash loses nothing."""
+    """A log file with a single writer and any number of followers. Writes go straight to the file: a crash loses
+    nothing.
+    """
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._path, self._limit_bytes = path, limit_bytes
@@ -69,7 +71,7 @@ class LogFile:
 
     @contextmanager
     def follow(self) -> Generator["Follower"]:
-        """Follow what is written from now on, until the file is closed."""
+        """Follow new data until the file is closed."""
         follower = Follower()
         self._followers.add(follower)
         try:

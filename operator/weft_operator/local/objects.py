@@ -1,9 +1,9 @@
-"""Objects with the semantics of the Kubernetes API, in memory; `durable.py` keeps them in `objects.json`.
+"""Objects with the semantics of the Kubernetes API, in memory; `persistence.py` keeps them in `objects.json`.
 
-Every change raises the store's version by exactly one and is exactly one event, so a watch is a position in the history
-and needs no queue of its own. Stored objects are never changed in place: a change makes a new one. `generation` grows
-with the spec (and with the mark of deletion), never with status or metadata; a status write is fenced by the version it
-was made from.
+Every change raises the store's version by exactly one and is exactly one event. So a watch is a position in the history
+and needs no queue. Stored objects are never changed in place: a change makes a new object. `generation` grows with the
+spec and with the mark of deletion, never with status or metadata. A status write is fenced by the version in the
+action.
 """
 
 import asyncio
@@ -21,12 +21,13 @@ EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 Result = Literal["created", "configured", "unchanged"]
 
 HISTORY = 4096
-OWN_METADATA = ("labels", "annotations", "finalizers")  # what a manifest may say beside name and namespace
+# metadata allowed in a manifest, in addition to name and namespace
+OWN_METADATA = ("labels", "annotations", "finalizers")
 
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One change. `version` is the store's after it, and the object's `resourceVersion`."""
+    """A change of an object. `version` is the new version of the store and the object's `resourceVersion`."""
 
     version: int
     type: EventType
@@ -45,7 +46,7 @@ class ObjectStore:
         self._watchers: set[asyncio.Event] = set()
 
     def get(self, ref: Ref) -> Object:
-        """Read one object. Raises NotFound."""
+        """Read an object of the store. Raises LocalNotFound."""
         stored = self._objects.get(ref)
         if stored is None:
             raise LocalNotFound(f"there is no {ref.kind} {ref}")
@@ -66,7 +67,7 @@ class ObjectStore:
     def apply(self, manifest: Object) -> tuple[Result, Object]:
         """Make the object as an admitted manifest says. Labels, annotations and spec are replaced, status is kept.
 
-        Raises Conflict when the manifest names a uid or a version that is not the stored one, or the object is going.
+        Raises LocalConflict if the manifest names a different uid or version, or the object is being deleted.
         """
         previous = self.find(ref_of(manifest))
         if previous is None:
@@ -93,7 +94,7 @@ class ObjectStore:
         return self._put("MODIFIED", {**previous, "metadata": dict(previous["metadata"]), "status": status})
 
     def delete(self, ref: Ref) -> Object:
-        """Remove an object, or, while it has finalizers, mark it. Raises NotFound."""
+        """Remove an object, or, while it has finalizers, mark it. Raises LocalNotFound."""
         previous = self.get(ref)
         metadata = dict(previous["metadata"])
         if not metadata.get("finalizers"):
@@ -104,7 +105,7 @@ class ObjectStore:
         return self._put("MODIFIED", {**previous, "metadata": metadata})
 
     def remove_finalizer(self, ref: Ref, uid: str, resource_version: str, finalizer: str) -> Object:
-        """Take a finalizer off; the last one off a marked object removes it. Raises StaleWrite."""
+        """Remove a finalizer. Removing the last finalizer of a marked object deletes the object. Raises StaleWrite."""
         previous = self._fenced(ref, uid, resource_version)
         metadata = dict(previous["metadata"])
         metadata["finalizers"] = [name for name in metadata.get("finalizers", ()) if name != finalizer]
@@ -112,11 +113,11 @@ class ObjectStore:
         return self._put("DELETED" if is_deleted else "MODIFIED", {**previous, "metadata": metadata})
 
     def listen(self, listener: Callable[[WatchEvent], None]) -> None:
-        """Call the listener for every change, in the turn in which it is made. It must not raise."""
+        """Call the listener for every change, in the same turn of the loop. It must not raise."""
         self._listeners.append(listener)
 
     async def watch(self, version: int) -> AsyncIterator[WatchEvent]:
-        """Yield every change after version `since`, without end. Raises Expired when the history does not reach
+        """Yield every change after this version, without end. Raises Expired when the history does not reach
         back."""
         wake = asyncio.Event()
         self._watchers.add(wake)
@@ -142,15 +143,15 @@ class ObjectStore:
         return [self._history[i] for i in range(len(self._history) - missed, len(self._history))]
 
     def _created(self, manifest: Object) -> Object:
-        given = manifest["metadata"]
-        if "uid" in given or "resourceVersion" in given:
+        fields = manifest["metadata"]
+        if "uid" in fields or "resourceVersion" in fields:
             raise LocalConflict(
                 f"{manifest['kind']} {ref_of(manifest)} does not exist, but the manifest names a version of it"
             )
         metadata = {
-            "name": given["name"],
-            "namespace": given["namespace"],
-            **{name: given[name] for name in OWN_METADATA if given.get(name)},
+            "name": fields["name"],
+            "namespace": fields["namespace"],
+            **{name: fields[name] for name in OWN_METADATA if fields.get(name)},
             "uid": str(uuid.uuid4()),
             "creationTimestamp": self._now(),
             "generation": 1,
@@ -187,7 +188,7 @@ class ObjectStore:
         return previous
 
     def _now(self) -> str:
-        # Microseconds: of two objects that want one name the older wins, also within a second.
+        # Microseconds: the older of two objects wins a name, also within a second.
         return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

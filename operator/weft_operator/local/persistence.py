@@ -1,9 +1,10 @@
 """Persistence of the object store in `objects.json`, whole or not at all.
 
-A write goes to a temporary file, is fsynced, renamed over the old one, and the folder is fsynced. Changes that somebody
-waits for are written at once, those of many callers as one (group commit); what nobody waits for, a status, waits up to
-`GATHER_S` for others. An object is encoded when it has changed, not at each write. Versions in the file run ahead of
-those in memory, so after a crash no version is given out twice although the last ones were never written.
+A write goes to a temporary file and is fsynced. Then the file replaces the old file, and the folder is fsynced. A
+change with a waiting caller is written at once; the changes of many callers are written together (group commit). A
+change without a waiting caller, such as a status, may wait up to `GATHER_S` for more changes. An object is encoded when
+it has changed, not at each write. Versions in the file run ahead of versions in memory. So after a crash no version is
+used twice, even if the last versions were never written.
 """
 
 import asyncio
@@ -32,10 +33,10 @@ GATHER_S = 1.0
 def open_store(
     path: Path, clock: Callable[[], float], with_defaults: Callable[[Object], Object] = lambda obj: obj
 ) -> ObjectStore:
-    """Read the store from its file; an empty one without a file. Nothing is ever thrown away.
+    """Read the store from its file; without a file, return an empty store. Nothing is ever thrown away.
 
-    `with_defaults`: what is served of an object that is in the file. Its ValueError says that the object is damaged.
-    Raises StoreDamaged.
+    `with_defaults` makes the served form of a stored object. It raises ValueError for a damaged object. Raises
+    StoreDamaged.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -57,12 +58,13 @@ class Durable:
         self._lines = {ref_of(obj): encode(obj) for obj in store.objects()}  # of the file, by object
         self._unwritten = dict[Ref, Object]()  # changed since its line was encoded
         self._changed, self._requested = asyncio.Event(), asyncio.Event()
-        self._writing = threading.Lock()  # a file has one writer: `flush` may come while `run` writes in its thread
+        # a file has a single writer: `flush` may come while `run` writes in its thread
+        self._writing = threading.Lock()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         store.listen(self._on_event)
 
     async def committed(self) -> None:
-        """Wait until everything that has happened so far is on disk. Raises OSError when it cannot be written."""
+        """Wait until all present changes are on disk. Raises OSError if they cannot be written."""
         if self._written < self._store.version:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((self._store.version, done))
@@ -93,7 +95,7 @@ class Durable:
         self._write(*self._snapshot())
 
     def _write(self, version: int, lines: list[bytes]) -> None:
-        """Write the file, in any thread. An older snapshot never replaces a newer one."""
+        """Write the file, in any thread. An older snapshot never replaces a newer snapshot."""
         with self._writing:
             if version > self._written:
                 write_atomically(self._path, snapshot(lines, version))
@@ -152,7 +154,7 @@ def settle_file_root(data_dir: Path, file_root: Path | None) -> Path | None:
         return None
     if not root.is_dir():
         raise FileRootGone(
-            f"{root}, below which `file:` URIs were ({path} says so), is not a folder any more: "
-            "name where it is now with --file-root"
+            f"{root}, the root of `file:` URIs ({path} names it), is not a folder any more: "
+            "name its new place with --file-root"
         )
     return root

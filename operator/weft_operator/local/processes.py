@@ -1,9 +1,9 @@
 """One program, kept running: started, watched, started again after a bounded pause, stopped in a bounded time.
 
-Restarts go on for as long as the owner wants the program. After a quick end (it was never ready, or ran for less than
-`STABLE_S`) the pause doubles, up to `MAX_PAUSE_S`; three of them in a row are a crash loop, which is reported with the
-program's last words. Children die with this process (`die_with_parent.py`).
-Standard output and error go to the component's log file.
+Restarts go on until the owner stops the program. After a quick end (it was never ready, or ran for less than
+`STABLE_S`) the pause doubles, up to `MAX_PAUSE_S`. Three quick ends in a row are a crash loop, reported with the
+program's last words. Children die with this process (`die_with_parent.py`). Standard output and error go to the
+component's log file.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from weft_operator.local.logs import CHUNK_BYTES, LogFile
 log = logging.getLogger(__name__)
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0
-STABLE_S = 5.0  # a program that was ready and ran this long has not ended quickly
+STABLE_S = 5.0  # a ready program that ran this long has not ended quickly
 CRASH_LOOP = 3
-STOP_S = 15.0  # SIGTERM to SIGKILL: above the 10 s in which gateway and runner drain
+STOP_S = 15.0  # SIGTERM to SIGKILL: longer than the 10 s drain of gateway and runner
 # Until the next question, by phase: a start is followed closely; at rest each question costs both sides a millisecond.
 PROBE_S: Mapping[str, float] = {"Starting": 0.05, "Ready": 30.0}
 PROBE_OTHER_S, PROBE_TIMEOUT_S = 2.0, 2.0
@@ -38,7 +38,7 @@ Phase = Literal["Starting", "Ready", "NotReady", "Backoff", "Stopping", "Stopped
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run. `probe`: the (host, port) whose `/readyz` reports readiness; None: ready when started."""
+    """A program to run. `probe`: the (host, port) of its `/readyz`; None: ready when started."""
 
     name: str
     argv: tuple[str, ...]
@@ -63,8 +63,10 @@ class ProcessState:
 
 
 class ChildProcess:
-    """The owner of one program. `run()` until `stop()`; `on_change` is called for every new state and must not
-    block."""
+    """The owner of one program. `run()` lasts until `stop()`.
+
+    `on_change` is called for every new state and must not block.
+    """
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class ChildProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**os.environ, **program.env},
-            start_new_session=True,  # a Ctrl-C at the terminal is for the controller alone
+            start_new_session=True,  # a Ctrl-C at the terminal is only for the controller
         )
         self._set(phase="Starting", pid=child.pid, detail="")
         pump, probe = asyncio.create_task(self._pump(child)), asyncio.create_task(self._watch(program))
@@ -127,12 +129,12 @@ class ChildProcess:
         finally:
             probe.cancel()
             _kill(child)
-            await asyncio.wait([pump], timeout=1.0)  # what it said last; a grandchild may hold the pipe
+            await asyncio.wait([pump], timeout=1.0)  # its last words; a grandchild may hold the pipe
             pump.cancel()
         return await child.wait()
 
     async def _until_end(self, child: asyncio.subprocess.Process) -> None:
-        """Wait until it ends by itself, or until it was asked to end and has done so, or its time for that is over."""
+        """Wait until the program ends by itself or on request. After the time limit of a request, stop waiting."""
         end = asyncio.create_task(child.wait())
         waits = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._replace.wait())]
         try:

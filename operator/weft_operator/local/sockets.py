@@ -1,8 +1,7 @@
 """Addresses of a stack: ports for the components, and a unix socket.
 
-Ports are chosen so that nobody else takes them while a component is down. They lie below the range from which the
-kernel picks ports for outgoing connections: a port from that range could be taken, between two lives of a component,
-by any connection of this machine, even by the component's own clients.
+The ports lie below the kernel's range for outgoing connections. A port from the range could be taken while its
+component restarts: by any connection of this machine, even by the component's clients.
 """
 
 import os
@@ -22,12 +21,11 @@ RESERVED = 64
 
 
 class PortSource:
-    """A source of free ports on loopback, none given out twice: also not to another process that asks here before ours
-    listens.
+    """A source of free ports on loopback. No port is given out twice, not even to a second process with a source.
 
-    Each is reserved by an abstract unix socket of its number (Linux; elsewhere two processes may be given the same
-    one), which the kernel takes with this process. Only the last RESERVED are held: by then the others are in use, or
-    given up.
+    Each port is reserved by an abstract unix socket named after its number, which the kernel removes with this process
+    (Linux; on other systems two processes may get the same port). Only the last RESERVED ports stay reserved: the
+    earlier ports are by then in use, or given up.
     """
 
     def __init__(self, random: Random) -> None:
@@ -73,7 +71,9 @@ class PortSource:
 def require_free(host: str, port: int, flag: str) -> None:
     """Check that the address is free to listen on. Raises PortInUse."""
     if not _is_free(host, port):
-        raise PortInUse(f"port {port} on {host} is in use: stop what listens there, or choose another with {flag}")
+        raise PortInUse(
+            f"port {port} on {host} is in use: stop the process on it, or choose a different port with {flag}"
+        )
 
 
 def _is_free(host: str, port: int) -> bool:

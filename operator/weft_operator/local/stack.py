@@ -1,7 +1,7 @@
 """The stack of `weft up`: every component as a process of this machine, and the controller that plans for them.
 
-Everything starts at once; what has to wait waits for what it needs, not for its turn. One data directory has one
-controller (a lock), and whatever it started ends with it, also after `kill -9`.
+Everything starts at once; each component waits only for its dependencies. A data directory has one controller (a lock),
+and all its processes end with it, also after `kill -9`.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ from weft_operator.local.sockets import PortSource, require_free
 
 log = logging.getLogger(__name__)
 
-# After a Ctrl-C a program is killed that has not ended in this time. What is durable is so before it is acknowledged.
+# After a Ctrl-C a slower program is killed. Acknowledged data is durable already.
 INTERRUPTED_STOP_S = 2.0
-START_S = 300.0  # of a slow, busy machine: a component that cannot start fails long before
+START_S = 300.0  # of a slow, busy machine: a component unable to start fails much earlier
 
 Progress = Callable[[str, ProcessState], None]
 
@@ -113,7 +113,7 @@ class Stack:
         self._write_description()
 
     async def failed(self) -> None:
-        """Wait until a part of the stack itself fails, and raise what it raised. Components are started again."""
+        """Wait until a part of the stack itself fails, and raise its error. A failing component is only restarted."""
         assert self.work is not None
         await asyncio.wait([self.work])
         self.work.result()
@@ -121,7 +121,7 @@ class Stack:
     async def close(self) -> None:
         """Stop everything: the gateway finishes its streams while runners still run, the rest follows."""
         if self._planning:
-            self._planning.cancel()  # what ends now is not to be planned for
+            self._planning.cancel()  # the ending processes must not be planned for
         within_s = INTERRUPTED_STOP_S if self.interrupted else None
         if gateway := self._processes.get("gateway"):
             gateway.stop(signal.SIGINT if self.interrupted else signal.SIGTERM, within_s)
@@ -173,7 +173,7 @@ class Stack:
         finally:
             await self._depot.aclose()
 
-    # The controller needs these three, and they need the controller.
+    # The controller needs the next three methods, and they need the controller.
 
     def _on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
         self._controller.on_runner(pool, index, runner)
@@ -218,7 +218,7 @@ class Stack:
     async def _keep_description(self) -> None:
         """Write `stack.json` again whenever a process changes."""
         while True:
-            self._changed.clear()  # whoever else waits checks its condition after it clears, so it misses nothing
+            self._changed.clear()  # every waiter checks its condition after clearing, so it misses nothing
             try:
                 self._write_description()
             except OSError as error:
@@ -243,11 +243,11 @@ class Stack:
 async def running(
     options: Options, objects: Iterable[Object], progress: Progress, *, keep: bool = True
 ) -> AsyncGenerator[Stack]:
-    """Start a stack, and give it once every component is ready; stop it, whatever happens, on the way out.
+    """Start a stack, and yield it once every component is ready; always stop it on the way out.
 
-    `objects` are applied, and on disk, before anything starts; beside those of earlier runs (`keep`), or instead.
-    Raises Invalid, DataDirInUse, DataDirUnusable, FileRootGone, PortInUse, StoreDamaged, ComponentFailed: then nothing
-    is left running.
+    `objects` are applied and on disk before anything starts. `keep`: they are added to the objects of earlier runs;
+    otherwise they replace them. After an error nothing is left running. Raises Invalid, DataDirInUse, DataDirUnusable,
+    FileRootGone, PortInUse, StoreDamaged, ComponentFailed.
     """
     async with AsyncExitStack() as exits:
         exits.enter_context(lock_data_dir(options.data_dir, "`weft up`"))
@@ -285,7 +285,7 @@ async def running(
 
 
 async def _first(work: asyncio.Task[None], ready: Coroutine[Any, Any, None]) -> None:
-    """Wait for `ready`, unless the work ends before (which it only does by failing)."""
+    """Wait for `ready`. Raises the error of the work if the work fails first."""
     waiting = asyncio.create_task(ready)
     try:
         await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)

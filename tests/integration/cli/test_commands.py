@@ -315,7 +315,7 @@ def test_a_name_may_be_typed_in_any_way(applied: Any, capfd: pytest.CaptureFixtu
         assert "-n names another namespace" in err
     code, _, err = run(capfd, "logs", name)
     assert code == 1
-    assert f"there is no component {shown!r}" in err
+    assert f"unknown component {shown!r}" in err
     assert "-n names" not in err
 
 
@@ -416,7 +416,7 @@ def test_logs_are_printed_and_components_named(controller: Any, capfd: pytest.Ca
     assert run(capfd, "logs")[1].split() == ["controller", "depot"]
     code, _, err = run(capfd, "logs", "nope")
     assert code == 1
-    assert "there are: depot" in err
+    assert "expected: depot" in err
 
 
 def test_a_supervisor_that_is_gone_is_named(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:

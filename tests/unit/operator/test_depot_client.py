@@ -112,7 +112,10 @@ async def test_the_depots_word_on_a_source_comes_whole(post: Any, answers: list[
         (None, [BUSY], resolve, "try again"),
         (BUSY, [], resolve, "try again"),
         (BROKEN, [], lambda client: client.retain(frozenset()), "500"),  # it is sent again
-        *((JSONResponse(said), [], lambda client: client.changed({"a"}, 0), "no list of changes") for said in NO_LISTS),
+        *(
+            (JSONResponse(said), [], lambda client: client.changed({"a"}, 0), "not a list of changes")
+            for said in NO_LISTS
+        ),
     ],
 )
 async def test_what_says_nothing_about_a_source(post: Any, answers: list[Any], ask: Any, says: str) -> None:
@@ -128,9 +131,9 @@ async def test_what_says_nothing_about_a_source(post: Any, answers: list[Any], a
         (PlainTextResponse("\x1b]0;x", status_code=500), "x1b]0;x"),
         (PlainTextResponse("{", status_code=200), "200: {"),
         (PlainTextResponse("[" * 9_000, status_code=200), "200: [["),
-        ({"no": "state"}, "no operation"),
-        ({"state": "Odd"}, "no operation"),
-        ({"state": "Fetched"}, "no operation"),
+        ({"no": "state"}, "not an operation"),
+        ({"state": "Odd"}, "not an operation"),
+        ({"state": "Fetched"}, "not an operation"),
         (None, "500: Internal Server Error"),
     ],
 )

@@ -248,7 +248,7 @@ def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_stops_it(cl
     names = ("one", "two", "three")
     assert [ready(cluster, name) for name in names] == [pods, 2 * pods, 2 * pods]
     words = message(cluster, pool_ref("two"), "Progressing")
-    assert words.endswith("waits for ServingPool default/one, whose runners have to be ready first"), words
+    assert words.endswith("waits until the runners of ServingPool default/one are ready"), words
     assert cluster.due(pool_ref("two")) == cluster.now + RETRY_S
     cluster.apply(pool_object("three", replicas=2, parallelism=grid, advanced=NEW))  # its own change waits for nobody
     cluster.step()
@@ -344,7 +344,7 @@ def test_before_the_first_pool_has_begun_the_others_wait_for_it_by_name(cluster:
     started(cluster, "one", "two", replicas=2)
     cluster.policy = OperatorPolicy(defaults=NEXT)
     said = [str(action) for action in cluster.plan() if isinstance(action, SetStatus) and action.ref == pool_ref("two")]
-    assert ["waits for ServingPool default/one," in status for status in said] == [True]
+    assert ["waits until the runners of ServingPool default/one are ready" in status for status in said] == [True]
 
 
 def test_a_new_pool_of_runners_of_several_pods_keeps_no_other_from_a_new_version(cluster: ClusterWorld) -> None:

@@ -74,9 +74,7 @@ def test_without_room_elsewhere_a_runner_stays_and_the_status_says_why() -> None
     assert ready(world) == 1
     assert nodes_of(world) == ["", "a"]
     conditions = {c["type"]: c["message"] for c in world.status(pool_ref())["conditions"]}
-    assert conditions["Progressing"] == (
-        f"runner {name} leaves node a, which is unschedulable, once another runner is ready"
-    )
+    assert conditions["Progressing"] == (f"runner {name} leaves unschedulable node a, once another runner is ready")
     cordon(world, "a", takes=True)
     world.at_rest()
     assert nodes_of(world) == ["a"]

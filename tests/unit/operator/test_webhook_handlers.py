@@ -40,7 +40,7 @@ def test_every_objection_is_reported_at_once_with_its_field_and_reason() -> None
 def test_a_warning_is_handed_on_and_refuses_nothing() -> None:
     warnings: list[str] = []
     review(admit(lora("a"), lambda _: None), None, DesiredState(), warnings)
-    assert warnings == ["there is no ServingPool platform/base yet: the adapter waits for it (PoolNotFound)"]
+    assert warnings == ["ServingPool platform/base does not exist yet: the adapter waits for it (PoolNotFound)"]
 
 
 def test_the_manifest_as_the_api_server_sends_it_before_it_is_stored_is_judged() -> None:
