@@ -53,7 +53,7 @@ def _canary(status: Object, spec: Object) -> str:
     if "requests" in status:
         parts.append(
             f"{status['failedRequests']} of {status['requests']} requests failed, "
-            f"{status['stableFailedRequests']} of {status['stableRequests']} of those beside it"
+            f"{status['stableFailedRequests']} of {status['stableRequests']} of the stable content"
         )
     return "; ".join(parts)
 
