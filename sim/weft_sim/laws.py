@@ -368,7 +368,7 @@ class Laws:
             raise LawBroken(f"{process.name}: {figures.used_pages} used of {total} pages")
 
     def outcome_stored(self, report: OutcomeReport) -> None:
-        """Check that the store keeps one outcome per request, and that repeats change nothing."""
+        """Count a stored outcome. Raises LawBroken before its request's end, or if the client read other text."""
         request = self.requests[report.request_id]
         self.stored[report.request_id] += 1
         if request.finish == "lost" or not request.trusted:

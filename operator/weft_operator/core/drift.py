@@ -49,7 +49,7 @@ KEPT_ZEROS = frozenset(
 
 
 def with_spec_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the hash of the manifest to it, as an annotation."""
+    """Return a copy of the manifest with its hash as an annotation."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     metadata = manifest["metadata"]

@@ -94,7 +94,7 @@ def counts_apart(pool: PoolObject) -> bool:
 
 
 def counted_together(pool: PoolObject, group: str) -> set[str]:
-    """Return the groups counted together with this group by the scheduler."""
+    """Return the further groups in a common count of the scheduler with `group`, without `group`."""
     is_separate, phases = counts_apart(pool), {member.name: member.phase for member in pool.groups}
     return {name for name, phase in phases.items() if name != group and not (is_separate and phase != phases[group])}
 

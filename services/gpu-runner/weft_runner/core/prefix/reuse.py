@@ -42,7 +42,7 @@ class PrefixReuse:
         return self._pages.prefixes.match(self.names(chain, text, at))
 
     def names(self, chain: PageHashChain | None, text: list[int], at: int) -> Iterable[bytes]:
-        """Name a text's full pages from its page `at` on, as far as a token is left."""
+        """Return the names of the full pages from page `at` on, leaving a token unnamed. Extends `chain`."""
         max_pages = (len(text) - 1) // self._pages.page_tokens
         if chain is None:
             return ()

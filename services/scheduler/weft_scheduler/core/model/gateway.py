@@ -28,7 +28,7 @@ class Avoidance:
         return [*self._deadlines]
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when the next avoidance ends; None: there is none."""
+        """Forget ended avoidances. Return the end of the next avoidance; None without any."""
         self.current(now)
         return min(self._deadlines.values(), default=None)
 
